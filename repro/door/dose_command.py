@@ -10,6 +10,7 @@ import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 from rich.progress import track
@@ -20,7 +21,7 @@ from repro.models.checkpoint import resolve
 from repro.models.loading import read_description
 from repro.models.policy import device_named
 from repro.procedures.dose import measure_dose
-from repro.spec.arm import Arm, NoiseConfig
+from repro.spec.arm import Arm, NoiseConfig, WeightFormat
 from repro.spec.checks import require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.tier import Tier
@@ -50,7 +51,10 @@ def main_dose(args: argparse.Namespace) -> int:
         # Of three stages the second is the first with noise, and has the first sigma.
         noise = NoiseConfig(sigma_start=sigma, sigma_end=sigma, num_stages=3)
         arms.append(Arm(name="aqn", label=f"AQN {sigma:g}", noise=noise))
-    arms += [Arm(name=kind, label=kind.upper(), weight_format=kind) for kind in formats]
+    arms += [
+        Arm(name=kind, label=kind.upper(), weight_format=cast(WeightFormat, kind))
+        for kind in formats
+    ]
     table = Table(title="doses before training", title_justify="left")
     table.add_column("policy")
     for title in _SHOWN.values():

@@ -16,7 +16,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -111,25 +111,23 @@ def main_run(args: argparse.Namespace, own: Own = None) -> int:
     seconds = args.stall_timeout
     require(0 < seconds < math.inf, f"--stall-timeout {seconds:g}: needs more than 0, and finite")
     joined = join_torchrun(seconds) if launched_ranks() > 1 else None
-    ranks = args.ranks if joined is None else joined.world
     console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
     folder = runs_folder(args.runs)
-    prepare = partial(_prepared, args, folder, console, ranks, own)
-    (batches,), refused = tried(prepare)
+    (batches,), refused = tried(partial(_prepared, args, folder, console, joined, own))
     # Of torchrun's ranks the first alone prints, so it must know why another cannot start.
     if joined is not None:
         refused = [refused_by_any(joined, "; ".join(refused)) or refused_folder(joined, folder)]
     require(not any(refused), "; ".join(refused))
     with LogOptions.of_line(args).passed_on():
-        status = _carry_out(batches, folder, console, ranks=ranks, stall=seconds, joined=joined)
+        status = _carry_out(batches, folder, console)
     if joined is not None:
         leave_torchrun()
     return status
 
 
 def _prepared(
-    args: argparse.Namespace, folder: Path, console: Console, ranks: int, own: Own
-) -> dict[Tier, _Batch]:
+    args: argparse.Namespace, folder: Path, console: Console, joined: Ranks | None, own: Own
+) -> list[_Batch]:
     """Print the plan and return its runs, and the room that they have."""
     expected, here = expected_folder(args.expected), args.executor != "ray"
     _, selections = all_of(
@@ -140,74 +138,54 @@ def _prepared(
         plan, tier = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms)), selection.tier
         _, room, notes = all_of(
             partial(require_ready, selection, here=here),
-            partial(room_of, args, tier, plan, ranks, folder),
+            partial(room_of, args, tier, plan, joined, folder),
             partial(data_lines, plan, args.data is not None),
         )
-        left, _ = fit_runs(standing_of(plan, folder).left, lambda run: refusal(run, ranks))
-        full = disk_refusal(selection.source.needs_at(tier), left, room.workers, folder)
+        ranks, workers = room.ranks, room.workers
+        left, _ = fit_runs(standing_of(plan, folder).left, partial(refusal, ranks=ranks))
+        full = disk_refusal(selection.source.needs_at(tier), left, workers, folder)
         require(full is None, f"{selection.target.name}, {tier.value} tier: {full}")
         others = "" if args.tier or own else other_tiers(selection.source, tier)
-        text = own[1] if own else plan_text(selection, plan, folder, expected, room.workers, ranks)
+        text = own[1] if own else plan_text(selection, plan, folder, expected, workers, ranks)
         for part in filter(None, (others, text, room.idle, *notes)):
             console.print(part, highlight=False, markup=False)
         fetch_files(left if here else [])
-        threads = args.threads or (1 if tier is Tier.SMOKE else room.threads)
-        batch = batches.setdefault(tier, _Batch(room=room, threads=threads))
+        batch = batches.setdefault(tier, _Batch(room=room))
         batch.runs.update({run.digest(): run for run in plan})
-    return batches
+    return list(batches.values())
 
 
 def require_ready(selection: Selection, *, here: bool = True) -> None:
     """Raise `ValueError` unless the selection can run, `here` or on machines not looked at."""
-    has_scale = selection.tier in selection.source.scales
+    source, tier = selection.source, selection.tier
     missing = None
     if here:
-        missing = machine_refusal(selection.source, selection.tier)
-    elif not has_scale:
-        missing = selection.source.not_runnable(selection.tier)
-    at = f", {selection.tier.value} tier" if selection.source.scales else ""
+        missing = machine_refusal(source, tier)
+    elif tier not in source.scales:
+        missing = source.not_runnable(tier)
+    at = f", {tier.value} tier" if source.scales else ""
     require(missing is None, f"{selection.target.name}{at}: {missing}")
 
 
 @dataclass(slots=True, kw_only=True)
 class _Batch:
-    """The distinct runs of one tier, and the room and threads that they have."""
+    """The distinct runs of one tier, by digest, and the room that they have."""
 
     room: Room
-    threads: int
     runs: dict[str, RunConfig] = field(default_factory=dict)
 
 
-def _carry_out(
-    batches: Mapping[Tier, _Batch],
-    folder: Path,
-    console: Console,
-    *,
-    ranks: int,
-    stall: float,
-    joined: Ranks | None,
-) -> int:
+def _carry_out(batches: Sequence[_Batch], folder: Path, console: Console) -> int:
     worst = FINE
-    for batch in batches.values():
-        plan = list(batch.runs.values())
+    for batch in batches:
+        plan, joined = list(batch.runs.values()), batch.room.joined
         if joined is not None and not joined.first:
-            if follow(joined, tasks_of(plan, folder), batch.threads):
+            if follow(joined, tasks_of(plan, folder), batch.room.threads):
                 return INTERRUPTED
             continue
         for path in write_plans(plan, folder):
             console.print(f"wrote the analysis plan {path}", highlight=False)
-        outcome = execute(
-            plan,
-            folder,
-            workers=batch.room.workers,
-            threads=batch.threads,
-            console=console,
-            devices=batch.room.devices,
-            ray_needs=batch.room.ray_needs,
-            ranks=ranks,
-            stall=stall,
-            joined=joined,
-        )
+        outcome = execute(plan, folder, room=batch.room, console=console)
         if joined is not None:
             joined.texts(LEFT if outcome.left else "")  # the other ranks return from `follow`
         worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
@@ -216,45 +194,17 @@ def _carry_out(
     return worst
 
 
-def _pool_kind(
-    joined: Ranks | None, ray_needs: Mapping[str, int] | None
-) -> Callable[..., WorkerPool]:
-    """Return what makes the pool: workers here, a Ray cluster's, or a rank of torchrun's."""
-    if joined is not None:
-        return partial(InPlace, joined)
-    return partial(RayPool, ray_needs) if ray_needs else WorkerPool
-
-
 def execute(
     plan: Sequence[RunConfig],
     runs: Path,
     *,
-    workers: int,
-    threads: int,
+    room: Room,
     console: Console,
-    devices: Sequence[str] = (),
     carry_out: CarryOut | None = None,
-    ranks: int = 1,
-    stall: float = 600.0,
-    joined: Ranks | None = None,
-    ray_needs: Mapping[str, int] | None = None,
 ) -> RunCounts:
-    """Carry out every run of `plan` that has no record of success yet.
+    """Carry out every run of `plan` that has no record of success yet, in a room.
 
-    Parameters
-    ----------
-    workers, threads : int
-        Number of worker processes, and threads in each.
-    devices : sequence of str
-        One per worker; see `repro.run.workers.WorkerPool`.
-    carry_out : callable
-        Replacement for the default one, for tests.
-    ranks, stall
-        Processes of each run, and seconds that they wait for one another.
-    joined
-        The ranks that torchrun started, seen from this process; None without torchrun.
-    ray_needs
-        CPUs or GPUs of a run where a Ray cluster carries runs out, as `ray.remote` names them.
+    `carry_out` replaces the default one, for tests.
 
     A run at whose place stands what is not its record counts as failed; what stands is left alone.
 
@@ -263,7 +213,9 @@ def execute(
     """
     standing = standing_of(plan, runs)
     before, blocked = len(standing.recorded), len(standing.blocked)
-    pending, refused = fit_runs(standing.left, partial(_why_not, ranks))
+    pending, refused = fit_runs(
+        standing.left, lambda run: refusal(run, room.ranks) or files_refusal(run)
+    )
     refused = [f"Not run: {why}." for why in (*standing.blocked, *refused)]
     require(bool(pending or before) or not plan, "\n".join(refused))
     for sentence in refused:
@@ -279,16 +231,21 @@ def execute(
     counts = {"finished": 0, "failed": 0}
     locks = RunLocks(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     grace = _GRACE
-    if max(ranks, *map(ranks_of, pending)) > 1:
-        carry_out = Ranked(ranks=ranks, stall=stall, body=carry_out)
-        grace = max(grace, stall)
-    pool = _pool_kind(joined, ray_needs)(
-        workers,
+    if max(room.ranks, *map(ranks_of, pending)) > 1:
+        carry_out = Ranked(ranks=room.ranks, stall=room.stall, body=carry_out)
+        grace = max(grace, room.stall)
+    kind: Callable[..., WorkerPool] = WorkerPool
+    if room.joined is not None:
+        kind = partial(InPlace, room.joined)
+    elif room.ray_needs:
+        kind = partial(RayPool, room.ray_needs)
+    pool = kind(
+        room.workers,
         runs / "workers.log",
-        threads,
+        room.threads,
         grace,
-        devices=devices,
-        retries=lambda task: RETRIES,
+        devices=room.devices,
+        retries=RETRIES,
         carry_out=carry_out,
         alone=any(map(_needs_a_fresh_process, plan)),
         claim=locks.take,
@@ -306,10 +263,6 @@ def execute(
     if left:
         console.print(f"Interrupted: {left} runs are left. Rerun the command to continue.")
     return RunCounts(before=before, finished=counts["finished"], failed=failed, left=left)
-
-
-def _why_not(ranks: int, run: RunConfig) -> str | None:
-    return refusal(run, ranks) or files_refusal(run)
 
 
 def _needs_a_fresh_process(run: RunConfig) -> bool:

@@ -56,7 +56,7 @@ class WorkerPool:
         Seconds that a worker gets to write its checkpoint after `stop`.
     devices : sequence of str
         As `CUDA_VISIBLE_DEVICES` names them: worker i sees the i-th alone. Empty hides none.
-    retries : callable
+    retries : int
         How often a task goes back into the queue after its worker, or a rank of it, died.
     carry_out : callable
         What a worker does with a task's runs; None takes `repro.run.carry_out.carry_out`.
@@ -77,7 +77,7 @@ class WorkerPool:
         grace: float = 60.0,
         *,
         devices: Sequence[str] = (),
-        retries: Callable[[Task], int] = lambda task: 0,
+        retries: int = 0,
         carry_out: CarryOut | None = None,
         alone: bool = False,
         claim: Callable[[Task], Reservation] | None = None,
@@ -229,7 +229,7 @@ class WorkerPool:
     def _given_back(self, failed: Event, waiting: deque[Task]) -> Event | None:
         """Put the task of a lost worker into the queue again and say so, if it has a try left."""
         task = failed.task
-        if self._stopping or task.attempt >= self._retries(task):
+        if self._stopping or task.attempt >= self._retries:
             return None
         waiting.append(dataclasses.replace(task, attempt=task.attempt + 1))
         return dataclasses.replace(failed, kind="returned", last=False)

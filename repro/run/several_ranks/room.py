@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from repro.run.carry_out import launched_ranks
 from repro.run.disk import require_writable
@@ -19,6 +20,9 @@ from repro.run.several_ranks.ray_pool import join_cluster
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
+
+if TYPE_CHECKING:
+    from repro.distributed import Ranks
 
 # Procedures that several ranks can carry out.
 _DIVIDED = ("train", "evaluate")
@@ -30,88 +34,97 @@ class Room:
 
     Attributes
     ----------
-    hosts
-        Of each host, how many runs go there at once, and how many CPUs it has.
-    processes
-        Of a run on one host.
+    workers
+        How many runs go at once, on all hosts.
+    threads
+        Of a process, the same on all hosts: the order of sums depends on them.
     devices
         Those of each worker, as `CUDA_VISIBLE_DEVICES` names them; empty hides none.
+    ranks, stall
+        Processes of each run, and seconds that they wait for one another; a scale may ask for more
+        processes.
+    joined
+        The ranks that torchrun started, seen from this process; None without torchrun.
     ray_needs
         CPUs or GPUs of a run, as `ray.remote` names them, where a Ray cluster carries runs out.
     idle
         A line of the plan on devices that no run takes; empty without any.
     """
 
-    hosts: Sequence[tuple[int, int]]
-    processes: int
+    workers: int = 1
+    threads: int = 1
     devices: tuple[str, ...] = ()
+    ranks: int = 1
+    stall: float = 600.0
+    joined: Ranks | None = None
     ray_needs: Mapping[str, int] = field(default_factory=dict)
     idle: str = ""
 
-    @property
-    def workers(self) -> int:
-        """How many runs go at once, on all hosts."""
-        return sum(runs for runs, _ in self.hosts)
-
-    @property
-    def threads(self) -> int:
-        """The CPUs of a process, the same on all hosts: the order of sums depends on them."""
-        shares = [cpus // max(2, runs * self.processes) for runs, cpus in self.hosts if runs]
-        return max(1, min(shares))
-
 
 def room_of(
-    args: argparse.Namespace, tier: Tier, plan: Sequence[RunConfig], ranks: int, folder: Path
+    args: argparse.Namespace,
+    tier: Tier,
+    plan: Sequence[RunConfig],
+    joined: Ranks | None,
+    folder: Path,
 ) -> Room:
     """Return the room for the runs of a plan; `ValueError` where they have none.
 
-    Parameters
-    ----------
-    ranks
-        Processes of each run; a scale may ask for more.
-    folder
-        That of the records, which the hosts of a cluster share.
+    `folder` is that of the records, which the hosts of a cluster share.
     """
+    ranks = args.ranks if joined is None else joined.world
     processes = max([ranks, *map(ranks_of, plan)])
+    hosts, cpus = list[tuple[int, int]](), len(os.sched_getaffinity(0))
+    devices, needs, idle = tuple[str, ...](), dict[str, int](), ""
     if args.executor == "ray":
-        return _on_cluster(args, tier, plan, ranks, processes, folder)
-    devices, cpus = devices_to_fill(tier, args.devices), len(os.sched_getaffinity(0))
-    require_ranks(ranks, tier, devices, plan)
-    launched = launched_ranks() > 1
-    if launched:
-        groups, at_once, idle = devices, 1, ""
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+        needs = {"num_gpus" if tier in REAL_CHECKPOINTS else "num_cpus": ranks}
+        hosts = _on_cluster(args, tier, plan, needs, folder)
     else:
-        full = len(devices) // ranks * ranks
-        groups = tuple(",".join(devices[at : at + ranks]) for at in range(0, full, ranks))
-        at_once = len(groups) or (max(1, cpus // ranks) if tier is Tier.SMOKE else 1)
-        left = len(devices) - full
-        idle = (
-            f"  idle      {left} of {len(devices)} devices: --ranks {ranks} takes {ranks} for a run"
-        )
-        idle *= bool(left)
-    workers = args.workers or at_once
-    require_workers(tier, workers, len(groups))
-    return Room(hosts=[(workers, cpus)], processes=processes, devices=groups, idle=idle)
+        devices = devices_to_fill(tier, args.devices)
+        require_ranks(ranks, tier, devices, plan)
+        at_once = 1
+        if joined is not None:
+            processes = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+        else:
+            count, full = len(devices), len(devices) // ranks * ranks
+            devices = tuple(",".join(devices[at : at + ranks]) for at in range(0, full, ranks))
+            at_once = len(devices) or (max(1, cpus // ranks) if tier is Tier.SMOKE else 1)
+            if count > full:
+                idle = (
+                    f"  idle      {count - full} of {count} devices: a run takes {ranks} (--ranks)"
+                )
+        hosts = [(args.workers or at_once, cpus)]
+        require_workers(tier, hosts[0][0], len(devices))
+    # Of all hosts the one with the fewest CPUs for a process decides.
+    shares = [has // max(2, runs * processes) for runs, has in hosts if runs]
+    return Room(
+        workers=sum(runs for runs, _ in hosts),
+        threads=args.threads or (1 if tier is Tier.SMOKE else max(1, min(shares))),
+        devices=devices,
+        ranks=ranks,
+        stall=args.stall_timeout,
+        joined=joined,
+        ray_needs=needs,
+        idle=idle,
+    )
 
 
 def _on_cluster(
     args: argparse.Namespace,
     tier: Tier,
     plan: Sequence[RunConfig],
-    ranks: int,
-    processes: int,
+    needs: Mapping[str, int],
     folder: Path,
-) -> Room:
+) -> list[tuple[int, int]]:
     """Join a Ray cluster and look at it; see `join_cluster`."""
     for name, value in (("--workers", args.workers), ("--devices", args.devices)):
         require(value is None, f"{name} {value}: a Ray cluster has its own room; leave it out")
     require(launched_ranks() == 1, "--executor ray: torchrun starts the ranks; leave one out")
     require(tier is not Tier.SYSTEMS, "--executor ray: a measurement takes this machine's device")
+    (ranks,) = needs.values()
     require_ranks(ranks, tier, ("",) * ranks, plan)  # `join_cluster` counts a host's devices
     require_writable(folder)
-    needs = {"num_gpus" if tier in REAL_CHECKPOINTS else "num_cpus": ranks}
-    return Room(hosts=join_cluster(folder, needs), processes=processes, ray_needs=needs)
+    return join_cluster(folder, needs)
 
 
 def visible_devices(named: str | None) -> tuple[str, ...]:

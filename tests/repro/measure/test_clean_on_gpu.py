@@ -9,6 +9,7 @@ from rich.console import Console
 from repro.evidence.receipts import violations
 from repro.evidence.record import find_record, read_record
 from repro.run.execute import execute
+from repro.run.several_ranks.room import Room
 from repro.spec.config import RunConfig
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import cuda_devices
@@ -72,8 +73,7 @@ def go(runs, folder, carry_out=None):
     return execute(
         runs,
         folder,
-        workers=1,
-        threads=2,
+        room=Room(threads=2),
         console=Console(file=open(os.devnull, "w"), width=200),
         carry_out=carry_out,  # type: ignore[arg-type]
     )

@@ -11,6 +11,7 @@ from rich.console import Console
 from repro.__main__ import main
 from repro.evidence.record import find_record, iterate_records, read_record
 from repro.run.execute import execute
+from repro.run.several_ranks.room import Room
 from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.target import plan
@@ -65,8 +66,7 @@ def go(runs, fake, arms=None, *, target=ROLLOUT, printed=None):
     return execute(
         plan(target, Tier.SYSTEMS, 2, arms),
         runs,
-        workers=1,
-        threads=1,
+        room=Room(),
         console=Console(file=printed or open(os.devnull, "w"), width=200),
         carry_out=fake.carry_out,
     )

@@ -8,6 +8,7 @@ from repro.evidence.record import read_record, record_path
 from repro.judge.check import check_selection
 from repro.run.execute import execute
 from repro.run.select import Selection
+from repro.run.several_ranks.room import Room
 from repro.spec.step_scale import StepPoint, StepScale, alone_twin
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -87,7 +88,7 @@ def test_two_ranks_measure_alone_and_together_and_the_record_is_judged(
     body = planted("scaling_rank", RANK, tmp_path, monkeypatch).body
     (run,) = plan(TARGET, Tier.SYSTEMS)
     runs, expected = tmp_path / "runs", tmp_path / "expected"
-    outcome = execute([run], runs, workers=1, threads=1, console=quiet(), carry_out=body)
+    outcome = execute([run], runs, room=Room(), console=quiet(), carry_out=body)
     assert outcome.complete, (runs / "workers.log").read_text()
     record = read_record(record_path(run, runs))
     assert record.facts["ranks"] == 2

@@ -11,7 +11,7 @@ from rich.console import Console
 from repro.evidence.record import iterate_records, read_record
 from repro.run.device_queue import rows_of, tasks_of
 from repro.run.execute import execute
-from repro.run.several_ranks.room import visible_devices
+from repro.run.several_ranks.room import Room, visible_devices
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -80,10 +80,8 @@ def go(runs, folder, fake, devices, said=None):
     return execute(
         runs,
         folder,
-        workers=devices,
-        threads=1,
+        room=Room(workers=devices, devices=tuple(str(number) for number in range(devices))),
         console=Console(file=said or open(os.devnull, "w"), width=200),
-        devices=tuple(str(number) for number in range(devices)),
         carry_out=fake.carry_out,
     )
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from repro.evidence.record import find_record, read_record
 from repro.run.execute import execute
+from repro.run.several_ranks.room import Room
 from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.tier import Tier
@@ -69,7 +70,7 @@ def test_a_worker_killed_in_training_costs_nothing_but_time(tmp_path):
         tmp_path / "workers.log",
         threads=2,
         devices=("0", "1"),
-        retries=lambda task: 1,
+        retries=1,
     )
     with pool:
         for event in pool.execute(tasks):
@@ -93,15 +94,8 @@ def test_a_worker_killed_in_training_costs_nothing_but_time(tmp_path):
 
 def go(runs, folder, devices, **how):
     """Carry out all runs, one a task, and return what was said."""
-    said = io.StringIO()
-    outcome = execute(
-        runs,
-        folder,
-        threads=1,
-        console=Console(file=said, width=200),
-        devices=devices,
-        **({"workers": len(devices)} | how),
-    )
+    said, room = io.StringIO(), Room(workers=len(devices), devices=devices)
+    outcome = execute(runs, folder, room=room, console=Console(file=said, width=200), **how)
     assert (outcome.finished, outcome.failed, outcome.left) == (len(runs), 0, 0), said.getvalue()
     return said.getvalue()
 

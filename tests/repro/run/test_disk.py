@@ -13,6 +13,7 @@ from repro.run import plan as planning
 from repro.run.disk import DiskError, free_bytes, is_disk_fault, sentence_of
 from repro.run.execute import execute
 from repro.run.preflight import disk_bytes
+from repro.run.several_ranks.room import Room
 from repro.spec.shapes import SHAPES
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -73,7 +74,7 @@ def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(tmp_path, monkeypa
 
     def go(carry_out):
         console = Console(file=said, width=200)
-        return execute(runs_of(), folder, workers=1, threads=1, console=console,
+        return execute(runs_of(), folder, room=Room(), console=console,
                        carry_out=carry_out)  # fmt: skip
 
     sentence = f"{folder}/somewhere cannot be used: No space left on device; 2 runs are left"
@@ -101,7 +102,7 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
 def test_a_worker_that_dies_before_a_first_checkpoint_is_tried_again(tmp_path, monkeypatch):
     dying = planted("dying", DIES, tmp_path, monkeypatch)
     folder = tmp_path / "runs"
-    counts = execute(runs_of(), folder, workers=1, threads=1, carry_out=dying.carry_out,
+    counts = execute(runs_of(), folder, room=Room(), carry_out=dying.carry_out,
                      console=Console(file=io.StringIO(), width=200))  # fmt: skip
     assert (folder / "died").exists()
     assert (counts.finished, counts.failed, counts.left) == (len(runs_of()), 0, 0)

@@ -19,6 +19,7 @@ from repro.data.generator import generate_problems
 from repro.evidence.record import find_record, read_record, record_of, record_path
 from repro.run.execute import execute
 from repro.run.progress import Display
+from repro.run.several_ranks.room import Room
 from repro.run.worker import Event, Task
 from repro.run.workers import WorkerPool
 from repro.spec.target import plan
@@ -88,15 +89,15 @@ def until(holds, process=None, seconds=180):
 @pytest.mark.usefixtures("warm_workers")
 def test_a_finished_run_is_never_redone_and_workers_do_not_change_it(tmp_path):
     runs = runs_of(["bf16", "nvfp4_lora_aqn"], steps=2)
-    one = execute(runs, tmp_path / "one", workers=1, threads=1, console=quiet())
-    two = execute(runs, tmp_path / "two", workers=2, threads=1, console=quiet())
+    one = execute(runs, tmp_path / "one", room=Room(), console=quiet())
+    two = execute(runs, tmp_path / "two", room=Room(workers=2), console=quiet())
     assert (one.finished, one.failed, one.left) == (2, 0, 0)
     assert two.complete
     for run in runs:
         first, second = (record_path(run, tmp_path / name) for name in ("one", "two"))
         assert comparable(first) == comparable(second)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "one").rglob("seed-*.json")}
-    again = execute(runs, tmp_path / "one", workers=1, threads=1, console=quiet())
+    again = execute(runs, tmp_path / "one", room=Room(), console=quiet())
     assert (again.before, again.finished) == (2, 0)
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
@@ -104,9 +105,7 @@ def test_a_finished_run_is_never_redone_and_workers_do_not_change_it(tmp_path):
 @pytest.mark.usefixtures("warm_workers")
 def test_a_run_that_fails_leaves_its_reason_and_the_rest_go_on(tmp_path):
     good, bad = runs_of(["bf16", "nvfp4"])
-    outcome = execute(
-        [bad, good], tmp_path, workers=1, threads=1, console=quiet(), carry_out=failing
-    )
+    outcome = execute([bad, good], tmp_path, room=Room(), console=quiet(), carry_out=failing)
     assert (outcome.finished, outcome.failed) == (1, 1)
     assert find_record(good, tmp_path) is not None
     assert find_record(bad, tmp_path) is None
@@ -169,7 +168,7 @@ def test_a_record_of_another_configuration_is_not_taken_for_this_one(tmp_path, m
     (run,) = runs_of(["bf16"])
     made_up_record(run).write(tmp_path)
     with pytest.raises(ValueError, match="max_prompt_tokens is 1280, needed 200"):
-        execute([of_another_configuration(run)], tmp_path, workers=1, threads=1, console=quiet())
+        execute([of_another_configuration(run)], tmp_path, room=Room(), console=quiet())
 
 
 @pytest.mark.usefixtures("warm_workers")
@@ -179,23 +178,19 @@ def test_an_unreadable_record_costs_its_own_run_alone(tmp_path, made_up_record):
     path.write_text(path.read_text()[:500])  # as a full disk leaves it
     before = path.read_bytes()
     console = Console(file=io.StringIO(), width=4_000)
-    outcome = execute(
-        [broken, good], tmp_path, workers=1, threads=1, console=console, carry_out=at_once
-    )
+    outcome = execute([broken, good], tmp_path, room=Room(), console=console, carry_out=at_once)
     assert (outcome.before, outcome.finished, outcome.failed, outcome.left) == (0, 1, 1, 0)
     assert not outcome.complete
     assert f"Not run: {path}: " in console.file.getvalue()
     assert path.read_bytes() == before
-    again = execute([broken, good], tmp_path, workers=1, threads=1, console=quiet())
+    again = execute([broken, good], tmp_path, room=Room(), console=quiet())
     assert (again.before, again.finished, again.failed) == (1, 0, 1)
 
 
 @pytest.mark.usefixtures("warm_workers")
 def test_a_record_that_is_spoilt_as_it_is_written_ends_no_other_run(tmp_path):
     spoiling, good = runs_of(["bf16", "nvfp4"])
-    outcome = execute(
-        [spoiling, good], tmp_path, workers=1, threads=1, console=quiet(), carry_out=cut_off
-    )
+    outcome = execute([spoiling, good], tmp_path, room=Room(), console=quiet(), carry_out=cut_off)
     assert (outcome.finished, outcome.failed, outcome.left) == (1, 1, 0)
 
 

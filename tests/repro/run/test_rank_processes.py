@@ -28,7 +28,7 @@ from repro.run.several_ranks.rank_processes import (
     refused_folder,
     require_alike,
 )
-from repro.run.several_ranks.room import require_ranks
+from repro.run.several_ranks.room import Room, require_ranks
 from repro.run.shared_work import Reservation
 from repro.run.worker import EndedError, Task
 from repro.runlog.stream import read_lines
@@ -163,7 +163,7 @@ def alone(tmp_path_factory):
     def of(run):
         if run.digest() not in made:
             runs = tmp_path_factory.mktemp("alone")
-            assert execute([run], runs, workers=1, threads=1, console=quiet()).complete
+            assert execute([run], runs, room=Room(), console=quiet()).complete
             made[run.digest()] = record_path(run, runs)
         return made[run.digest()]
 
@@ -378,8 +378,8 @@ def test_the_queue_takes_a_run_up_again_whose_rank_was_killed(
         monkeypatch.setenv(name, value)
     run = run_of()
     runs = tmp_path / "runs"
-    how = {"workers": 1, "threads": 1, "console": quiet(), "ranks": 2, "stall": 60}
-    outcome = execute([run], runs, carry_out=body, **how)
+    room = Room(ranks=2, stall=60)
+    outcome = execute([run], runs, room=room, console=quiet(), carry_out=body)
     assert outcome.complete
     assert (runs / "killed").exists()
     require_equal(alone(run), record_path(run, runs))
@@ -566,7 +566,7 @@ def test_ranks_that_a_scale_asks_for_share_the_cores(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr("repro.run.execute._carry_out", lambda made, *a, **m: told.append(made))
     main(["run", "scaling_4", "--tier", "systems", "--workers", "1", "--runs", str(tmp_path)])
-    assert told[0][Tier.SYSTEMS].threads == 16
+    assert told[0][0].room.threads == 16
 
 
 def test_bad_input_is_one_sentence():

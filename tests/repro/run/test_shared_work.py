@@ -178,11 +178,12 @@ sys.path[:0] = [{root!r}]
 from pathlib import Path
 from rich.console import Console
 from repro.run.execute import execute
+from repro.run.several_ranks.room import Room
 from tests.repro.run.test_shared_work import runs_of
 from waiting import carry_out
 
 if __name__ == "__main__":
-    outcome = execute(runs_of(4), Path({folder!r}), workers=1, threads=1, console=Console(),
+    outcome = execute(runs_of(4), Path({folder!r}), room=Room(), console=Console(),
                       carry_out=carry_out)
     print(json.dumps([outcome.before + outcome.finished, outcome.failed, outcome.left]))
 """
