@@ -26,10 +26,6 @@ _SHARED: dict[str, dict[str, Any]] = {
     "tier": {"help": f"{_TIERS}; default: the smallest that runs here"},
     "runs": {"metavar": "FOLDER", "help": "folder of records (default: runs)"},
     "expected": {"metavar": "FOLDER", "help": "folder of expectations"},
-    "reward": {
-        "metavar": "MODULE:FUNCTION",
-        "help": "use your own reward function (docs/train.md)",
-    },
     "columns": {
         "metavar": "ROLE=NAME,..",
         "help": "columns of your data, such as question=prompt,answer=solution",
@@ -205,7 +201,6 @@ def _add_check(commands: _Commands[argparse.ArgumentParser]) -> None:
         "record, and for bad input; else 0, whatever the verdicts on the paper's claims.",
     )
     _add_selection(parser, optional=True)
-    _add(parser, "reward")
     shown = parser.add_mutually_exclusive_group()
     _switch(shown, "--json", "print JSON")
     rows = (
@@ -246,7 +241,6 @@ def _add_regress(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_choice(parser: argparse.ArgumentParser) -> None:
     """Add what selects runs, and the room that they have."""
     _add_selection(parser)
-    _add(parser, "reward")
     _flag(parser, "--seeds", "N", "how many seeds, or a list such as 0,3,4")
     _flag(parser, "--arms", "A,B", "only these arms")
     _count(parser, "--workers", "runs side by side")
@@ -301,10 +295,8 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
 
 def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     _flag(parser, "targets", "TARGET", "see `list`", nargs="*" if optional else "+")
-    data = "your own problems instead: JSONL, JSON, CSV, Parquet, or a name on the hub"
-    _flag(parser, "--data", "FILE|FOLDER|NAME", data)
     _count(parser, "--steps", "cut training to N steps")
-    _add(parser, "tier", "columns", "runs", "expected")
+    _add(parser, "tier", "runs", "expected")
     changed = parser.add_argument_group("other settings (recorded under a name of their own)")
     model = "another checkpoint: a folder, a GGUF file, owner/model or owner/model:FILE.gguf"
     _flag(changed, "--model", _MODELS, model)
@@ -312,8 +304,6 @@ def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -
         changed, "--config", "FILE", "settings as TOML or JSON, as plan --show-config prints them"
     )
     _add(changed, "revision", "set")
-    template = "prompt template: paper, boxed, gsm8k or a file (docs/train.md)"
-    _flag(changed, "--template", "NAME|FILE", template)
     _count(changed, "--limit", "use at most N problems of a data set")
 
 
@@ -327,7 +317,6 @@ def _add_reporting(commands: _Commands[argparse.ArgumentParser]) -> None:
         "report", help="write a report from records, without running anything"
     )
     _add_selection(parser, optional=True)
-    _add(parser, "reward")
     _add_report(parser)
     _flag(parser, "--readme", "FILE", "write the generated blocks of this Markdown file again")
     page = "write one page of all claims to search, from stored records or those in --runs"

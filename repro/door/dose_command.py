@@ -20,7 +20,7 @@ from repro.evaluate.flags import dosing_of
 from repro.models.checkpoint import resolve
 from repro.models.loading import read_description
 from repro.models.policy import device_named
-from repro.procedures.dose import measure_dose
+from repro.run.carry_out import procedure_named
 from repro.spec.arm import Arm, NoiseConfig, WeightFormat
 from repro.spec.checks import require
 from repro.spec.config import RunConfig, TrainScale
@@ -83,7 +83,7 @@ def _measured(arm: Arm, scale: TrainScale, tier: Tier) -> list[float | None]:
         target="dose", target_version=1, tier=tier.value, procedure="dose", arm=arm, scale=scale,
         seed=0,
     )  # fmt: skip
-    measured = measure_dose(
+    measured = procedure_named("dose")(
         run,
         folder=Path(),
         progress=lambda text, values: None,

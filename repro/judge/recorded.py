@@ -14,11 +14,10 @@ from typing import Any
 
 from repro.evidence.store import Entry, RunsFolder
 from repro.run.select import Selection
-from repro.spec.arm import RewardFunction
 from repro.spec.checks import require
 from repro.spec.resolve import plain_values
 from repro.spec.tier import parse_tier
-from repro.spec.variants import with_overrides, with_reward
+from repro.spec.variants import with_overrides
 from repro.targets import TARGETS, runs_of
 
 
@@ -59,10 +58,7 @@ def as_recorded(entries: Sequence[Entry]) -> Selection:
         config = entry.read().config
         scale = _changes(base.scales[tier], config["scale"])
         arm |= _changes(base.arm(entry.arm), config["arm"])
-    reward = arm.pop("reward_function", None)
     changed = with_overrides(base, tier, {"scale": scale, "arm": arm})
-    if reward:
-        changed = with_reward(changed, RewardFunction(**reward))
     target = dataclasses.replace(changed, name=name)
     return Selection(target=target, source=target, tier=tier)
 

@@ -139,7 +139,7 @@ def _prepared(
         _, room, notes = all_of(
             partial(require_ready, selection, here=here),
             partial(room_of, args, tier, plan, joined, folder),
-            partial(data_lines, plan, args.data is not None),
+            partial(data_lines, plan, own is not None),
         )
         ranks, workers = room.ranks, room.workers
         left, _ = fit_runs(standing_of(plan, folder).left, partial(refusal, ranks=ranks))

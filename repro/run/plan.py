@@ -81,7 +81,7 @@ def main_plan(args: argparse.Namespace) -> int:
         others = None if args.tier else other_tiers(source, tier)
         texts += [others] if others else []
         text = plan_text(selection, runs, folder, expected, workers[tier])
-        texts.append("\n".join([text, *data_lines(runs, args.data is not None)]))
+        texts.append("\n".join([text, *data_lines(runs, named=False)]))
     sys.stdout.write("\n\n".join(texts) + "\n")
     return 0
 

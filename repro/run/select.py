@@ -1,9 +1,8 @@
-"""What a command line selects: targets, each at a tier, perhaps with other problems or steps."""
+"""What a command line selects: targets, each at a tier, perhaps with other settings or steps."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,25 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repro.data.load import source_named
-from repro.data.own import parse_columns
-from repro.data.prompts import template_source
-from repro.reward.custom import reward_named
 from repro.spec.checks import all_of, require, tried
 from repro.spec.config import RunConfig
 from repro.spec.hub import gguf_copy, is_hub_name
 from repro.spec.settings import merged, parse_settings, read_settings
 from repro.spec.target import Target, default_tier, plan
 from repro.spec.tier import Tier, parse_tier
-from repro.spec.variants import on_data, reading, with_overrides, with_reward, with_steps
+from repro.spec.variants import reading, with_overrides, with_steps
 from repro.targets import find, runs_of
 from repro.targets.paper_tier import REVISIONS
 
 # Flags that change the targets; they are refused where stored records are read.
-CHANGING = (
-    "data", "columns", "steps", "model", "revision", "config", "set", "limit", "reward",
-    "template",
-)  # fmt: skip
+CHANGING = ("steps", "model", "revision", "config", "set", "limit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +47,15 @@ class Changes:
 
     Attributes
     ----------
-    data
-        A file, folder or data set's name, in place of the targets' own problems.
-    columns
-        The names that their columns have; see `repro.data.own.parse_columns`.
     settings
         Nested values in place of those of the scale and, under `arm`, of the arms.
     limit
         Most problems asked of each test set.
-    reward
-        `module:function` in place of the task's reward; see `repro.reward.custom`.
     """
 
-    data: str | None = None
-    columns: str = ""
     steps: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     limit: int | None = None
-    reward: str | None = None
 
 
 def changes_of(args: argparse.Namespace) -> Changes:
@@ -85,11 +68,10 @@ def changes_of(args: argparse.Namespace) -> Changes:
 def _changes(args: argparse.Namespace) -> tuple[Changes, list[str]]:
     """Return the changes that can be read, and the errors of the others."""
     given = vars(args)
-    file, model, template = (given.get(name) for name in ("config", "model", "template"))
-    (settings, checkpoint, prompt, changed, steps, limit), refused = tried(
+    file, model = given.get("config"), given.get("model")
+    (settings, checkpoint, changed, steps, limit), refused = tried(
         lambda: read_settings(Path(file)) if file else {},
         lambda: None if model is None else model_source(model),
-        lambda: None if template is None else template_source(template),
         lambda: parse_settings(given.get("set") or []),
         partial(_count, args, "steps"),
         partial(_count, args, "limit"),
@@ -97,19 +79,10 @@ def _changes(args: argparse.Namespace) -> tuple[Changes, list[str]]:
     named = {
         "checkpoint": checkpoint,
         "revision": given.get("revision") or (checkpoint and revision_of(checkpoint)),
-        "prompt_template": prompt,
     }
     named = {key: value for key, value in named.items() if value is not None}
     settings = merged(merged(settings or {}, named), changed or {})
-    changes = Changes(
-        data=given.get("data"),
-        columns=given.get("columns") or "",
-        steps=steps,
-        settings=settings,
-        limit=limit,
-        reward=given.get("reward"),
-    )
-    return changes, refused
+    return Changes(steps=steps, settings=settings, limit=limit), refused
 
 
 def selections_of(args: argparse.Namespace) -> list[Selection]:
@@ -169,7 +142,7 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     source = runs_of(target)
     changed = source
     refused: list[str] = []
-    for change in (_with_data, _with_steps, _with_reward, partial(_with_settings, tier)):
+    for change in (_with_steps, partial(_with_settings, tier)):
         (result,), reasons = tried(partial(change, changed, changes))
         changed, refused = result or changed, refused + reasons
     require(not refused, "; ".join(dict.fromkeys(refused)))
@@ -178,28 +151,11 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
         target = changed
     elif changed.name != source.name:
         target = reading(target, changed)
-    if changes.reward is not None:
-        target = dataclasses.replace(target, claims=())
     return Selection(target=target, source=changed, tier=taken)
-
-
-def _with_data(source: Target, changes: Changes) -> Target:
-    require(
-        changes.data is not None or not changes.columns,
-        f"--columns {changes.columns}: they are of one's own data; needs --data",
-    )
-    parse_columns(changes.columns)
-    if changes.data is None:
-        return source
-    return on_data(source, source_named(changes.data), changes.columns)
 
 
 def _with_steps(source: Target, changes: Changes) -> Target:
     return source if changes.steps is None else with_steps(source, changes.steps)
-
-
-def _with_reward(source: Target, changes: Changes) -> Target:
-    return source if changes.reward is None else with_reward(source, reward_named(changes.reward))
 
 
 def _with_settings(tier: Tier | None, source: Target, changes: Changes) -> Target:

@@ -1,4 +1,4 @@
-"""Variants of a target for trying things out: other problems, fewer steps, any other setting.
+"""Variants of a target for trying things out: fewer steps, fewer problems, any other setting.
 
 Each has a name of its own, so that its records lie beside the original's, and neither the
 original's expectations nor the paper's numbers are held against it. Arms that the original shares
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from repro.spec.arm import Arm, RewardFunction
+from repro.spec.arm import Arm
 from repro.spec.checks import all_of, require
 from repro.spec.config import DataConfig, TrainScale, digest_of
 from repro.spec.settings import parsed_json, table_of, with_settings
@@ -26,25 +26,6 @@ _NAME_CHARACTERS = 40
 # Longest name of a variant, which its records are filed under.
 _LONGEST_NAME = 48
 _OWN = "Your run of "
-
-
-def on_data(target: Target, source: str, columns: str = "") -> Target:
-    """Return `target` with the problems of its training scales taken from `source`.
-
-    `source` and `columns` are those of a `DataConfig`.
-    """
-    slug = slug_of(source.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
-    require(bool(slug), f"data source {source!r} has no name to file its records under")
-    scales = {
-        tier: dataclasses.replace(
-            scale,
-            data=dataclasses.replace(scale.data, source=source, columns=columns, levels=()),
-        )
-        for tier, scale in target.scales.items()
-        if isinstance(scale, TrainScale)
-    }
-    require(bool(scales), f"{target.name} trains on no problems, so it takes no other data")
-    return _variant(target, f"on_{slug}", f"on {slug}", scales)
 
 
 def with_steps(target: Target, steps: int) -> Target:
@@ -197,26 +178,3 @@ def reading(target: Target, changed: Target) -> Target:
         paper_file="",
         paper_column="",
     )
-
-
-def with_reward(target: Target, reward: RewardFunction) -> Target:
-    """Return `target` with a user's own reward in place of the task's, and nothing to be judged.
-
-    Arms with another reward, which are controls, and untrained ones stay as they are.
-    """
-    require(
-        target.procedure == "train",
-        f"{target.name} is carried out by {target.procedure}, which pays no reward",
-    )
-    arms = tuple(
-        dataclasses.replace(arm, reward_function=reward)
-        if arm.reward == "task" and arm.training != "none"
-        else arm
-        for arm in target.arms
-    )
-    slug = slug_of(f"{reward.module}_{reward.function}_{reward.source_sha256[:6]}")
-    scales = {tier: s for tier, s in target.scales.items() if isinstance(s, TrainScale)}
-    require(bool(scales) and arms != target.arms, f"{target.name} has no arm that a reward trains")
-    words = f"rewarded by {reward.module}:{reward.function}"
-    changed = _variant(target, f"rewarded_by_{slug}", words, scales, arms)
-    return dataclasses.replace(changed, claims=())

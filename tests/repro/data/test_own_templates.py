@@ -1,7 +1,5 @@
 """Templates for answers in a box or after `####`, and those of a user's own."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from repro.data.problem import Problem
@@ -11,7 +9,7 @@ from repro.models.policy import load_tokenizer
 from repro.reward.answers import READINGS
 from repro.reward.grader import GraderPool
 from repro.reward.score import score
-from repro.run.select import Changes, changes_of, select
+from repro.run.select import Changes, select
 
 TEXT = "Q: {question}\nThink, then write \\boxed{}."
 HASHED = "{question} Write #### and the answer."
@@ -117,7 +115,7 @@ def test_a_name_that_is_neither_is_a_sentence():
 
 def test_runs_under_another_template_are_runs_of_their_own(tmp_path):
     (tmp_path / "own.txt").write_text(TEXT, encoding="utf-8")
-    changes = changes_of(SimpleNamespace(template=str(tmp_path / "own.txt")))
+    changes = Changes(settings={"prompt_template": template_source(str(tmp_path / "own.txt"))})
     (changed,), (plain,) = (
         select(["table1"], tier="smoke", changes=c) for c in (changes, Changes())
     )

@@ -93,15 +93,12 @@ def test_a_report_without_records_says_what_to_run(tmp_path, capsys):
         "--steps 4",
         "--set arm.lora_rank=8",
         "--set arm.noise.sigma_start=0.02 --limit 8",
-        "--data generated --steps 9 --template boxed --set optimizer.max_grad_norm=0.5",
-        "--reward my_rewards:reward",
+        "--steps 9 --set prompt_template=boxed --set optimizer.max_grad_norm=0.5",
     ],
 )
 def test_runs_with_other_settings_are_reported_with_and_without_their_flags(
-    flags, made_up_record, tmp_path, monkeypatch
+    flags, made_up_record, tmp_path
 ):
-    monkeypatch.chdir(tmp_path)
-    Path("my_rewards.py").write_text("def reward(completions, answers):\n    return [1.0, 0.0]\n")
     line = ["table1", "--tier", "smoke", *flags.split()]
     (selection,) = selections_of(build_parser().parse_args(["plan", *line]))
     for run in selection.plan([0], ["bf16", "nvfp4_lora_aqn"]):

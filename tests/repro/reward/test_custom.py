@@ -10,9 +10,6 @@ from repro.evidence.record import read_record
 from repro.reward.custom import load_reward, pay, reward_named, try_reward
 from repro.reward.grader import GraderPool
 from repro.reward.score import score
-from repro.run.select import Changes, select
-from repro.spec.variants import with_reward
-from repro.targets import find
 
 SHORT = """
 def shorter(completions, answers):
@@ -165,46 +162,12 @@ def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write):
     assert rewards.format == [1.0, 0.0]
 
 
-def test_a_target_under_another_reward_is_another_target_without_claims(write):
-    changes = Changes(reward=f"{write(SHORT)}:shorter")
-    own, changed, figure = (
-        select([name], tier="smoke", changes=how)[0]
-        for name, how in (("table1", Changes()), ("table1", changes), ("figure4", changes))
-    )
-    target = changed.target
-    assert target.name.startswith("table1_rewarded_by_own_reward_")
-    assert (target.claims, target.shared, target.paper_file) == ((), {}, "")
-    by_name = {arm.name: arm.reward_function for arm in target.arms}
-    assert by_name["nvfp4_lora"] == reward_named(str(changes.reward))
-    assert by_name["nvfp4"] is by_name["bf16_lora_random_reward"] is None
-    digests, others = (
-        {run.digest() for run in chosen.plan(1, ["nvfp4_lora"])} for chosen in (own, changed)
-    )
-    assert not digests & others
-    # A figure that reads the rewarded runs judges nothing either.
-    assert figure.target.name.startswith("figure4_rewarded_by_")
-    assert (figure.target.records_of, figure.target.claims) == (figure.source.name, ())
-    with pytest.raises(ValueError, match="pays no reward"):
-        with_reward(find("kernels"), by_name["nvfp4_lora"])
-
-
 @pytest.mark.usefixtures("warm_workers")
-def test_a_run_under_a_user_s_reward_goes_the_whole_way(write, tmp_path, capsys):
-    named = f"{write(SHORT)}:asking"
-    line = ["table1", "--tier", "smoke", "--steps", "2", "--reward", named]
-    runs = ["--runs", str(tmp_path / "runs")]
-    arms = ["--seeds", "1", "--arms", "nvfp4_lora", "--workers", "1"]
-    assert main(["run", *line, *runs, *arms]) == 0
+def test_a_run_under_a_user_s_reward_goes_the_whole_way(write, tmp_path):
+    line = ["train", "--model", "tiny", "--data", "generated", "--steps", "2"]
+    line += ["--runs", str(tmp_path / "runs"), "--set", "data.test_problems=8"]
+    assert main([*line, "--reward", f"{write(SHORT)}:asking"]) == 0
     (path,) = (tmp_path / "runs").rglob("seed-0.json")
     record = read_record(path)
-    assert record.target.startswith("table1_in_2_steps_rewarded_by_own_reward_")
     assert record.config["arm"]["reward_function"]["function"] == "asking"
     assert all(0 < (reward or 0) < 0.5 for reward in record.series["reward"])
-    capsys.readouterr()
-    main(["check", *line, *runs])
-    assert "reproduced" not in capsys.readouterr().out
-    assert main(["check", "table1", "--tier", "smoke", "--steps", "2", *runs]) == 2
-    elsewhere = ["--runs", str(tmp_path / "others"), "--reward", "nothing"]
-    assert main(["run", "table1", "--tier", "smoke", *elsewhere]) == 2
-    assert "needs module:function" in capsys.readouterr().err
-    assert not (tmp_path / "others").exists()

@@ -45,7 +45,6 @@ def test_run_ends_with_the_line_that_judges_what_it_did():
         ("--seeds all", "--seeds all|5|0,3,4"),
         ("--arms bf16,bf16", "bf16 |twice"),
         ("--model=", "--model ''"),
-        ("--data=", "--data ''"),
         ("--set steps=0", "steps is 0|1"),
         ("--set data.source=gsm8", "mean gsm8k?"),
         ("--set data.levels=[99]", "99"),
@@ -61,9 +60,7 @@ def test_run_ends_with_the_line_that_judges_what_it_did():
         ("--set optimizer.name=adamw_8bit --arms bf16_lora", "smoke tier|adamw"),
         ("--set data.train_problems=99999999999", "1000000"),
         ("--set arm.noise.form=as_describd", "arm.noise.form|as_described"),
-        ("--reward nomodule:f", "module nomodule"),
         ("--log tensorbord", "mean tensorboard?"),
-        ("--data nosuch", "data source 'nosuch'"),
         ("--devices 8", "smoke tier|devices|1"),
         ("--arms=", "--arms ''"),
         ("--arms bf16_lra", "mean bf16_lora?"),
@@ -96,9 +93,9 @@ def test_a_bad_command_line_is_a_sentence_and_starts_nothing(line, words, tmp_pa
     ("line", "words"),
     [
         (
-            "run table1 --tier smoke --model ./no --template no --seeds x --steps 0 --reward no:f "
-            "--data nosuch --arms bf,nf --set stepz=3 --set optimizer.name=sgd --set arm.nois=1",
-            "./no:|'no'|--seeds x|--steps 0|module no|'nosuch'|'bf'|'nf'|stepz|'sgd'|arm.nois",
+            "run table1 --tier smoke --model ./no --seeds x --steps 0 --arms bf,nf "
+            "--set stepz=3 --set optimizer.name=sgd --set arm.nois=1",
+            "./no:|--seeds x|--steps 0|'bf'|'nf'|stepz|'sgd'|arm.nois",
         ),
         ("plan tabel1 --tier smok --limit 0", "mean table1?|mean smoke?|--limit 0"),
         ("quantize ./no {folder}", "./no is|{folder} exists"),

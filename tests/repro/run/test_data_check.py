@@ -1,15 +1,18 @@
 """Problems are opened before a plan starts: what is refused, named and counted."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Regex, normalizers
 
 from repro.__main__ import main
+from repro.data.load import source_named
 from repro.data.problem import DataError, Problem
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_tokenizer
+from repro.reward.custom import reward_named
 from repro.run.data_check import data_lines, require_prompts
 from repro.run.select import Changes, select
 from tests.repro.problem_files import write_problems
@@ -31,7 +34,8 @@ def _folder(path, train, test):
 
 
 def _plan(data):
-    [selection] = select(["table1"], tier="smoke", changes=Changes(data=str(data)))
+    settings = {"data": {"source": source_named(str(data))}}
+    [selection] = select(["table1"], tier="smoke", changes=Changes(settings=settings))
     return selection.plan(1)
 
 
@@ -85,16 +89,15 @@ def test_a_reward_is_tried_on_the_columns_of_the_data(tmp_path, monkeypatch):
     rows = [f"What is {n} + {n}?,{2 * n},sums\n" for n in range(4)]
     (tmp_path / "with.csv").write_text("question,answer,topic\n" + "".join(rows))
     (tmp_path / "without.csv").write_text("question,answer,kind\n" + "".join(rows))
-    named = "own_columns:reward"
-    for data, said in (("with.csv", None), ("without.csv", "asks for topic"), (None, "for topic")):
-        changes = Changes(data=data, reward=named)
-        [selection] = select(["table1"], tier="smoke", changes=changes)
-        plan = selection.plan(1, ["nvfp4_lora"])
-        if said is None:
-            assert len(data_lines(plan, named=True)) == 1
-            continue
-        with pytest.raises(ValueError, match=said):
-            data_lines(plan, named=data is not None)
+    function = reward_named("own_columns:reward")
+    for data, said in (("with.csv", ""), ("without.csv", "topic"), ("generated", "topic")):
+        run = _plan(data)[-1]
+        run = replace(run, arm=replace(run.arm, reward="task", reward_function=function))
+        if said:
+            with pytest.raises(ValueError, match=f"asks for {said}"):
+                data_lines([run], named=data != "generated")
+        else:
+            assert len(data_lines([run], named=True)) == 1
 
 
 def test_a_tokenizer_that_loses_the_digits_of_a_prompt_is_refused(monkeypatch):
@@ -115,7 +118,8 @@ def test_plan_refuses_what_run_would(tmp_path, capsys):
     folder = _folder(tmp_path / "set", ["1"] * 16, ["4"])
     with (folder / "test.jsonl").open("a") as stream:
         stream.write('{"id": "x"}\n')
-    flags = ["table1", "--tier", "smoke", "--data", str(folder), "--runs", str(tmp_path / "runs")]
+    flags = ["table1", "--tier", "smoke", "--set", f"data.source=folder:{folder}"]
+    flags += ["--runs", str(tmp_path / "runs")]
     for command in ("plan", "run"):
         assert main([command, *flags]) == 2
         assert "test.jsonl, line 2: `question`" in capsys.readouterr().err
@@ -138,7 +142,8 @@ def test_one_question_too_long_for_the_smoke_policy_is_refused_before_the_start(
                 for i, question in enumerate(questions)
             ],
         )
-    flags = ["table1", "--tier", "smoke", "--data", str(tmp_path / "set"), "--seeds", "1"]
+    flags = ["table1", "--tier", "smoke", "--seeds", "1"]
+    flags += ["--set", f"data.source=folder:{tmp_path / 'set'}"]
     flags += ["--runs", str(tmp_path / "runs"), "--set", "max_prompt_tokens=150"]
     for command in ("plan", "run"):
         assert main([command, *flags]) == 2

@@ -278,7 +278,7 @@ def own_problems(tmp_path):
 @pytest.mark.usefixtures("warm_workers")
 def test_problems_from_a_folder_go_the_whole_way(tmp_path, capsys):
     folder = own_problems(tmp_path)
-    flags = ["--tier", "smoke", "--data", str(folder), "--steps", "2"]
+    flags = ["--tier", "smoke", "--set", f"data.source=folder:{folder}", "--steps", "2"]
     where = ["--runs", str(tmp_path / "runs")]
     more = ["--seeds", "1", "--arms", "bf16,nvfp4_lora"]
     assert main(["run", "table1", *flags, *where, *more]) == 0
@@ -294,7 +294,7 @@ def test_a_broken_line_in_the_problems_stops_the_plan_before_it_starts(tmp_path,
     with (folder / "train.jsonl").open("a") as file:
         file.write('{"id": "x"')
     runs = tmp_path / "runs"
-    flags = ["--tier", "smoke", "--data", str(folder), "--runs", str(runs)]
+    flags = ["--tier", "smoke", "--set", f"data.source=folder:{folder}", "--runs", str(runs)]
     assert main(["run", "table1", *flags]) == 2
     assert "train.jsonl, line 41" in capsys.readouterr().err
     assert not runs.exists()

@@ -1,5 +1,6 @@
 """Training that teaches nothing says so, once, and ends where that is asked for."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from repro.runlog.run_logger import STOP_IDLE_VARIABLE, LogOptions, RunLogger
 from repro.runlog.stream import read_lines
 from repro.runlog.trackers import TRACKERS, name_of
 from repro.runlog.watch import LENIENT, MIXED, Watch
-from repro.spec.variants import with_reward, with_steps
+from repro.spec.variants import with_steps
 from repro.targets import find
 from tests.repro.runlog.conftest import small_of
 
@@ -113,8 +114,9 @@ def constant(tmp_path, monkeypatch):
 
 
 def test_an_idle_run_goes_on_with_a_warning_or_stops_where_asked(constant, tmp_path, monkeypatch):
-    target = with_reward(with_steps(find("table1"), 6), reward_named(constant))
-    run, told = small_of(target), []
+    run, told = small_of(with_steps(find("table1"), 6)), []
+    arm = dataclasses.replace(run.arm, reward_function=reward_named(constant))
+    run = dataclasses.replace(run, arm=arm)
 
     def progress(text, values):
         if WARNING in values:
