@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.device_time import device_slug
-from repro.evidence.procedure import Measured
+from repro.evidence.procedure import Measured, RunContext
 from repro.judge.as_before import MetricRow, judged
 from repro.judge.check import stored_evidence
 from repro.judge.gathering import values_of
@@ -38,12 +39,9 @@ from repro.targets.steps import BF16, LENGTH_POINTS, NVFP4
 
 Values = Mapping[Any, float]
 _SEEDS = (0, 1, 2)
-_HOW: dict[str, Any] = {
-    "folder": None,
-    "progress": lambda text, values: None,
-    "should_stop": lambda: False,
-    "threads": 2,
-}
+_CONTEXT = RunContext(
+    folder=Path(), progress=lambda text, values: None, should_stop=lambda: False, threads=2
+)
 BATCHES = POINTS[0].batches
 # The 7B at every batch, in the engine of its target; of the 32B one batch.
 CELLS: tuple[ThroughputPoint, ...] = (POINTS[0], dataclasses.replace(POINTS[2], batches=(8,)))
@@ -70,7 +68,7 @@ def rollouts(name: str) -> dict[str, Values]:
     if foreign:  # nothing of it is blessed, and it is the slowest: a quarter of its steps
         points = tuple(dataclasses.replace(point, windows=3) for point in points)
     scale = ThroughputScale(points=points, bitsandbytes=(arm.name,) if foreign else ())
-    measured = measure_seeds([_run("throughput", arm, scale, s) for s in _SEEDS], **_HOW)
+    measured = measure_seeds([_run("throughput", arm, scale, s) for s in _SEEDS], _CONTEXT)
     release()
     rates: dict[str, Values] = {}
     for metric in (rate_of(point, batch) for point in points for batch in point.batches):
@@ -93,7 +91,7 @@ def claimed_step() -> dict[str, Values]:
 
 
 def _stepped(arm: StepArm, scale: StepScale) -> dict[str, Values]:
-    measured: Measured = measure_steps(_run("step_time", arm, scale, 0), **_HOW)
+    measured: Measured = measure_steps(_run("step_time", arm, scale, 0), _CONTEXT)
     release()
     return {
         name: dict(enumerate(v for v in measured.series.get(name, [own.value]) if v is not None))

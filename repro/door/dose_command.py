@@ -17,6 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from repro.evaluate.flags import dosing_of
+from repro.evidence.procedure import RunContext
 from repro.models.checkpoint import resolve
 from repro.models.loading import read_description
 from repro.models.policy import device_named
@@ -83,11 +84,11 @@ def _measured(arm: Arm, scale: TrainScale, tier: Tier) -> list[float | None]:
         target="dose", target_version=1, tier=tier.value, procedure="dose", arm=arm, scale=scale,
         seed=0,
     )  # fmt: skip
-    measured = procedure_named("dose")(
-        run,
+    context = RunContext(
         folder=Path(),
         progress=lambda text, values: None,
         should_stop=lambda: False,
         threads=len(os.sched_getaffinity(0)),
     )
+    measured = procedure_named("dose")(run, context)
     return [measured.metrics[name].value for name in _SHOWN]

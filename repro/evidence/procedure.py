@@ -1,7 +1,7 @@
 """The interface of procedures: a procedure carries out one run and returns its measurements.
 
-It gets the resolved configuration, a folder of its own and callbacks for progress and stopping; it
-returns `Measured` or raises. `repro.run.carry_out` makes the record.
+It gets the resolved configuration and a context: a folder of its own, and callbacks for progress
+and stopping. It returns `Measured` or raises. `repro.run.carry_out` makes the record.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from repro.evidence.record import Estimate
 from repro.spec.config import RunConfig
@@ -53,16 +52,25 @@ class Measured:
         object.__setattr__(self, "facts", Facts(self.facts))
 
 
-class Procedure(Protocol):
-    """Carries out one run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """Where a run is carried out and whom it tells.
 
-    def __call__(
-        self,
-        run: RunConfig,
-        *,
-        folder: Path,
-        progress: Progress,
-        should_stop: Callable[[], bool],
-        threads: int,
-    ) -> Measured:
-        """Return the measurements; raise `Stopped` if `should_stop` returned true."""
+    Attributes
+    ----------
+    folder
+        Its own, for checkpoints.
+    progress
+        Told what is done now, with numbers such as `step`.
+    should_stop
+        Whether the run is to end at its next step, by `Stopped`.
+    """
+
+    folder: Path
+    progress: Progress
+    should_stop: Callable[[], bool]
+    threads: int
+
+
+# Carries out one run, and returns its measurements.
+Procedure = Callable[[RunConfig, RunContext], Measured]

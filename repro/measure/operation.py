@@ -19,7 +19,6 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ from kernels.ops import named_op
 from kernels.packing import PackedWeight
 from kernels.triton import logprobs, quantize
 from kernels.tune import ENDS, LAYERS, random_packed
-from repro.evidence.procedure import Measured, Progress, Stopped
+from repro.evidence.procedure import Measured, Progress, RunContext, Stopped
 from repro.evidence.record import Estimate
 from repro.models.random_policy import random_weight
 from repro.spec.config import OperationScale, RunConfig, derive_seed
@@ -113,26 +112,18 @@ class Timed:
         self.note(name, nbytes / (taken * 1e-6) / self.rate)
 
 
-def measure_operations(
-    run: RunConfig,
-    *,
-    folder: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-    threads: int,
-) -> Measured:
+def measure_operations(run: RunConfig, context: RunContext) -> Measured:
     """Time the arm's operations, on a Hopper GPU."""
-    del folder, threads
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         raise RuntimeError("the kernels target needs a Hopper GPU (compute capability 9.0)")
     torch.manual_seed(derive_seed(run.seed, "operation") % 2**31)
     scale: OperationScale = run.scale
     timed = Timed(replays=scale.replays, rate=timing.copy_rate())
     if run.arm.name == "operations":
-        around_the_layers(timed, progress)
+        around_the_layers(timed, context.progress)
     else:
         for block in scale.blocks:
-            _block(block, run.arm.weight_format, scale, timed, progress, should_stop)
+            _block(block, run.arm.weight_format, scale, timed, context)
     facts = Facts(
         largest_relative_difference=timed.difference,
         tuned_table=tuning.device_slug(torch.cuda.get_device_name()),
@@ -152,15 +143,14 @@ def _block(
     format: str,
     scale: OperationScale,
     timed: Timed,
-    progress: Progress,
-    should_stop: Callable[[], bool],
+    context: RunContext,
 ) -> None:
     """Time the four linear layers of one block: forward, backward, with an adapter."""
     taken: dict[tuple[str, int], float] = defaultdict(float)
     for name, (N, K) in LAYERS[block].items():
-        if should_stop():
+        if context.should_stop():
             raise Stopped
-        progress(f"{block} {name}", {})
+        context.progress(f"{block} {name}", {})
         base = random_packed(N, K, format, 0)
         layer = _Layer(base, ENDS.get((block, name), ()), scale.adapter_rank, timed)
         for M in scale.rows:

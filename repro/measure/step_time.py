@@ -11,14 +11,13 @@ another way costs its own metrics alone: `facts["failed"]` says how, and the log
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 
 from kernels.timing import matmul_rate
 from repro.distributed import Ranks
-from repro.evidence.procedure import Measured, Progress, Stopped
+from repro.evidence.procedure import Measured, RunContext, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.device_state import release
 from repro.measure.step_measure import Bench, measure_points, together
@@ -29,14 +28,7 @@ from repro.spec.facts import Facts
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin, step_arm
 
 
-def measure_steps(
-    run: RunConfig,
-    *,
-    folder: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-    threads: int,
-) -> Measured:
+def measure_steps(run: RunConfig, context: RunContext) -> Measured:
     """Measure every point of the run's scale on a CUDA device; raise if every one failed."""
     if not torch.cuda.is_available():
         raise RuntimeError("step_time measures a GPU; this process has no CUDA device")
@@ -44,8 +36,7 @@ def measure_steps(
     lacking = missing_library(own.linears)
     if lacking is not None:
         raise RuntimeError(f"{own.name} {lacking}")
-    del folder
-    torch.set_num_threads(threads)
+    torch.set_num_threads(context.threads)
     scale: StepScale = run.scale
     ranks = Ranks.joined()
     if ranks.world < scale.ranks:
@@ -54,11 +45,11 @@ def measure_steps(
     # Before any point: what it allocates is in no point's peak.
     rate = None if all(point.memory_only for point in scale.points) else matmul_rate()
     release()
-    bench = Bench(scale=scale, seed=run.seed, progress=progress, product_rate=rate,
-                  should_stop=lambda: ranks.any(should_stop()), ranks=ranks)  # fmt: skip
+    bench = Bench(scale=scale, seed=run.seed, progress=context.progress, product_rate=rate,
+                  should_stop=lambda: ranks.any(context.should_stop()), ranks=ranks)  # fmt: skip
     for points in together(scale.points):
         for way in ways:
-            progress(f"{points[0].model} {way_of(way)}", {})
+            context.progress(f"{points[0].model} {way_of(way)}", {})
             if not measure_points(bench, way, points):
                 raise Stopped
     measured = measured_steps(own, ways, scale.points, bench.results)

@@ -29,13 +29,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from kernels.timing import copy_rate, matmul_rate, seconds_of
-from repro.evidence.procedure import Measured, Progress
+from repro.evidence.procedure import Measured, RunContext
 from repro.measure.device_state import is_out_of_memory, needs_by_allocator, release, require_clean
 from repro.measure.rollout_cells import Repeat, time_batch, time_host_share
 from repro.measure.rollout_plan import cell_of, not_fitting
@@ -52,25 +51,17 @@ from repro.spec.facts import Facts, Timing
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 
 
-def measure_throughput(run: RunConfig, **how: Any) -> Measured:
+def measure_throughput(run: RunConfig, context: RunContext) -> Measured:
     """Carry out a single run; see `measure_seeds`."""
-    return measure_seeds([run], **how)[0]
+    return measure_seeds([run], context)[0]
 
 
-def measure_seeds(
-    runs: Sequence[RunConfig],
-    *,
-    folder: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-    threads: int,
-) -> list[Measured]:
+def measure_seeds(runs: Sequence[RunConfig], context: RunContext) -> list[Measured]:
     """Sample every point and batch of the scale with the arm's policy, once per seed.
 
     The runs are of one arm and differ by seed; each has a `Measured`. Raises `RuntimeError` without
     a CUDA device of compute capability 8.0 or newer.
     """
-    del folder, threads
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         raise RuntimeError(
             "throughput is measured on a CUDA device of compute capability 8.0 or newer; "
@@ -82,7 +73,7 @@ def measure_seeds(
         left = [point for point in points if arm.fitting(point)]
         if left:
             require_clean()
-            _measure_shape(shape, left, arm, progress, should_stop)
+            _measure_shape(shape, left, arm, context)
             release()
     arm.name_points_left_out()
     rates = copy_rate(), matmul_rate()
@@ -139,8 +130,7 @@ def _measure_shape(
     shape: str,
     points: Sequence[ThroughputPoint],
     arm: _ArmAtHand,
-    progress: Progress,
-    should_stop: Callable[[], bool],
+    context: RunContext,
 ) -> None:
     """Load a shape and measure those of its points that may fit."""
     every = arm.run.scale.points
@@ -157,8 +147,8 @@ def _measure_shape(
         policy = replace(policy, training="none")  # there is no adapter to multiply by
     for point in points:
         numbers = {"step": 1.0 + every.index(point), "steps": float(len(every))}
-        progress(f"{point.name}: {arm.run.arm.label}", numbers)
-        _point(point, policy, arm, should_stop)
+        context.progress(f"{point.name}: {arm.run.arm.label}", numbers)
+        _point(point, policy, arm, context.should_stop)
 
 
 def _policy(run: RunConfig, shape: str) -> Policy:

@@ -33,10 +33,9 @@ import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
@@ -49,7 +48,7 @@ from repro.data.prompts import read_texts, template_inputs, template_named
 from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, questions, seeds_of
 from repro.evidence.derived import mean_of_problems
-from repro.evidence.procedure import Measured, Progress, Stopped
+from repro.evidence.procedure import Measured, RunContext, Stopped
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import checkpoint_inputs
 from repro.models.divergence import SLICE, compared, logprobs
@@ -87,17 +86,10 @@ class Common:
     temperature: float
 
 
-def measure_dose(
-    run: RunConfig,
-    *,
-    folder: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-    threads: int,
-) -> Measured:
+def measure_dose(run: RunConfig, context: RunContext) -> Measured:
     """Measure an arm's policy before training; see `repro.evidence.procedure.Procedure`."""
-    del folder
-    torch.set_num_threads(threads)
+    torch.set_num_threads(context.threads)
+    progress, should_stop = context.progress, context.should_stop
     scale: TrainScale = run.scale
     problems = load_problems(scale.data, "development")
     progress("sampling the common tokens", {})

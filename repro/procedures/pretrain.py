@@ -21,7 +21,7 @@ import math
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -35,7 +35,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from repro.data.tiny_corpus import CorpusConfig, iterate_documents
 from repro.data.tiny_tokenizer import build_tokenizer
-from repro.evidence.procedure import Measured, Progress, Stopped
+from repro.evidence.procedure import Measured, RunContext, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.device_state import peak_bytes, reset_peak
 from repro.models.checkpoint import digest_of_files
@@ -89,28 +89,20 @@ class Recipe:
 RECIPE = Recipe()
 
 
-def pretrain_policy(
-    run: RunConfig,
-    *,
-    folder: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-    threads: int,
-) -> Measured:
+def pretrain_policy(run: RunConfig, context: RunContext) -> Measured:
     """Pre-train the policy and write it; see `repro.evidence.procedure.Procedure`.
 
-    The scale's own number of threads is used, since it is part of the result; `threads` is not.
+    The scale's own number of threads is used, since it is part of the result; the context's is not.
     """
-    del threads
     scale: PretrainScale = run.scale
     reset_peak()
     began = time.perf_counter()
     tokenizer = build_tokenizer(RECIPE.corpus.generator)
     model = new_model(RECIPE, tokenizer, run.seed)
     torch.set_num_threads(scale.threads)
-    losses, tokens = train(model, tokenizer, RECIPE, run.seed, progress, should_stop)
+    losses, tokens = train(model, tokenizer, RECIPE, run.seed, context)
     seconds = time.perf_counter() - began
-    policy = folder / "policy"
+    policy = context.folder / "policy"
     write_policy(policy, model, tokenizer)
     stretches = [losses[at : at + _STRETCH] for at in range(0, len(losses), _STRETCH)]
     loss = [sum(part) / len(part) for part in stretches]
@@ -192,8 +184,7 @@ def train(
     tokenizer: PreTrainedTokenizerFast,
     recipe: Recipe,
     seed: int,
-    progress: Progress,
-    should_stop: Callable[[], bool],
+    context: RunContext,
 ) -> tuple[list[float], int]:
     """Train a model in place; return each step's loss, nats per token, and the tokens read.
 
@@ -216,7 +207,7 @@ def train(
     )
     losses, tokens = list[float](), 0
     for step, rows in enumerate(islice(batches_of(recipe, tokenizer, seed), recipe.steps)):
-        if should_stop():
+        if context.should_stop():
             raise Stopped
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate_at(step)
@@ -231,7 +222,7 @@ def train(
         tokens += sum(map(len, rows))
         recent = losses[-_STRETCH:]
         shown = {"step": step + 1.0, "steps": float(recipe.steps)}
-        progress("pre-training", shown | {"loss": sum(recent) / len(recent)})
+        context.progress("pre-training", shown | {"loss": sum(recent) / len(recent)})
     return losses, tokens
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from repro.distributed import ALONE, BatchError, Ranks
 from repro.evaluate.scale_evaluator import ScaleEvaluator
-from repro.evidence.procedure import Measured, Progress, Stopped
+from repro.evidence.procedure import Measured, Progress, RunContext, Stopped
 from repro.measure.device_state import release, reset_peak
 from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
@@ -95,24 +95,17 @@ def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
     return checked
 
 
-def train_and_evaluate(
-    run: RunConfig,
-    *,
-    folder: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-    threads: int,
-) -> Measured:
+def train_and_evaluate(run: RunConfig, context: RunContext) -> Measured:
     """Train and evaluate the arm of `run`, and save the trained weights in `folder`.
 
     With several ranks only the first writes, and all stop after the same step. See
     `repro.evidence.procedure.Procedure`.
     """
-    ranks = Ranks.joined()
+    ranks, folder, progress = Ranks.joined(), context.folder, context.progress
     options = LogOptions.from_environment() if ranks.first else LogOptions()
     with (
         RunLogger(run, folder, options, progress) as logger,
-        loaded(run, ranks, progress, threads) as loaded_run,
+        loaded(run, ranks, progress, context.threads) as loaded_run,
     ):
         policy = loaded_run.policy
         parameters = trainable_parameters(policy)
@@ -121,7 +114,7 @@ def train_and_evaluate(
         progress("evaluating the start", {})
         start = loaded_run.evaluation.greedy(loaded_run.problems.test)
         learner = learner_of_run(loaded_run)
-        hooks = loaded_run.hooks(progress, lambda: ranks.any(should_stop()))
+        hooks = loaded_run.hooks(progress, lambda: ranks.any(context.should_stop()))
         if ranks.first:
             hooks = logger.around(hooks, loaded_run.evaluation.evaluator.tokenizer)
         progress("beginning to train", {})  # a step of a large model takes minutes
@@ -139,24 +132,16 @@ def train_and_evaluate(
         return measured
 
 
-def evaluate_untrained(
-    run: RunConfig,
-    *,
-    folder: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-    threads: int,
-) -> Measured:
+def evaluate_untrained(run: RunConfig, context: RunContext) -> Measured:
     """Evaluate an untrained arm; see `repro.evidence.procedure.Procedure`."""
-    del folder
     ranks = Ranks.joined()
 
     def on_part(share: float) -> None:
-        if ranks.any(should_stop()):
+        if ranks.any(context.should_stop()):
             raise Stopped
-        progress("evaluating", {"percent": 100 * share})
+        context.progress("evaluating", {"percent": 100 * share})
 
-    with loaded(run, ranks, progress, threads) as loaded_run:
+    with loaded(run, ranks, context.progress, context.threads) as loaded_run:
         on_part(0.0)
         loaded_run.evaluation.evaluator.on_part = on_part
         series = _sampled_prompts(loaded_run, on_part)

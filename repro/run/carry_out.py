@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.environment import capture_environment, steady_now
-from repro.evidence.procedure import Measured, Procedure, Progress
+from repro.evidence.procedure import Measured, Procedure, Progress, RunContext
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, record_of
 from repro.run.analysis_plan import plan_inputs
@@ -89,9 +89,8 @@ def carry_out(
     source_at_start()  # before a procedure is imported: what is on the disk now is what will run
     started = steady_now()
     measure = _measure_watched if runs[0].tier == Tier.SYSTEMS.value else _measure
-    measured = measure(
-        runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads
-    )
+    context = RunContext(folder=folder, progress=progress, should_stop=should_stop, threads=threads)
+    measured = measure(runs, context)
     if launched_ranks() > 1 and os.environ["RANK"] != "0":
         return []
     environment = capture_environment()
@@ -106,14 +105,14 @@ def carry_out(
     return paths
 
 
-def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
+def _measure_watched(runs: Sequence[RunConfig], context: RunContext) -> list[Measured]:
     """Measure on a device whose memory is free, and add the device's state to the facts."""
     from repro.measure.device_state import between, device_state, require_clean
 
     if cuda_devices():
         require_clean()
     before = device_state()
-    measured = _measure(runs, **how)
+    measured = _measure(runs, context)
     device = {"device": between(before, device_state())}
     return [dataclasses.replace(item, facts=item.facts | device) for item in measured]
 
@@ -143,10 +142,10 @@ def keep(
     return record.write(runs)
 
 
-def _measure(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
+def _measure(runs: Sequence[RunConfig], context: RunContext) -> list[Measured]:
     name = runs[0].procedure
     if name in _TOGETHER:
-        measurements: list[Measured] = _imported(_TOGETHER[name])(runs, **how)
+        measurements: list[Measured] = _imported(_TOGETHER[name])(runs, context)
         return measurements
     (run,) = runs
-    return [procedure_named(name)(run, **how)]
+    return [procedure_named(name)(run, context)]

@@ -153,13 +153,13 @@ def test_every_arm_and_cell_of_the_claims_has_what_it_is_compared_with(monkeypat
 def test_what_is_measured_is_the_targets_own_points_by_the_suites_own_code(monkeypatch):
     runs: list[Any] = []
 
-    def seeds(own, **how):
+    def seeds(own, context):
         runs.extend(own)
         value = Estimate(value=2.0, unit="tokens per second")
         # The largest batch does not fit.
         return [Measured(metrics={f"tokens_per_second_7b_{b}": value for b in (1, 8, 64)})] * 3
 
-    def steps(run, **how):
+    def steps(run, context):
         runs.append(run)
         value = Estimate(value=2.0, unit="seconds")
         return Measured(metrics={"step_seconds_7b_spread": value, "peak_bytes_7b_spread": value},

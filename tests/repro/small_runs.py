@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from repro.data.problem import Problem
+from repro.evidence.procedure import RunContext
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.reward.score import Rewards
 from repro.rl.collect import GradingRequest, PromptSource
@@ -29,6 +30,13 @@ HOW: dict[str, Any] = {
     "should_stop": lambda: False,
     "threads": 1,
 }
+
+
+def context_of(folder: Path, **changes: Any) -> RunContext:
+    """Return where a run is carried out that nobody watches or stops."""
+    return RunContext(folder=folder, **(HOW | changes))
+
+
 # Of the texts, golds and seeds of completions.
 ScoreOfRun = Callable[[Sequence[str], Sequence[str], Sequence[int]], Rewards]
 

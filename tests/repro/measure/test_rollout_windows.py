@@ -12,7 +12,7 @@ from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from tests.repro.measure.test_throughput_repeats import loaded, runs_of, small_policy
-from tests.repro.small_runs import HOW
+from tests.repro.small_runs import context_of
 
 __all__ = ["loaded"]  # a fixture
 
@@ -82,7 +82,7 @@ def test_a_scale_with_windows_gives_every_seed_its_cells_and_seed_0_the_comparis
     loaded, tmp_path
 ):
     scale = ThroughputScale(points=(POINT,), whole=(("nvfp4_lora", "7b", 2),))
-    results = throughput.measure_seeds(runs_of(scale), folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs_of(scale), context_of(tmp_path))
     for measured in results:
         for batch in (1, 2):
             assert (measured.metrics[f"tokens_per_second_7b_{batch}"].value or 0) > 0

@@ -17,7 +17,7 @@ from repro.spec.step_scale import StepPoint, StepScale, alone_twin, equal_twin
 from repro.targets.memory import MEMORY, MEMORY_BUDGETS, MEMORY_CARDS, MEMORY_DENSE, MEMORY_FORMATS
 from repro.targets.steps import BF16, FULL, NVFP4, POINTS_14B, RELEASED, STEP_TARGETS, TABLE3_POINTS
 from tests.repro.measure.conftest import prepared
-from tests.repro.small_runs import HOW
+from tests.repro.small_runs import context_of
 
 POINT = StepPoint(
     name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
@@ -175,4 +175,4 @@ def test_without_a_device_the_procedure_says_so(tmp_path):
         arm=MEMORY.arms[0], scale=StepScale(points=(POINT,)), seed=0,
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="no CUDA device"):
-        procedure_named("step_time")(run, folder=tmp_path, **HOW)
+        procedure_named("step_time")(run, context_of(tmp_path))

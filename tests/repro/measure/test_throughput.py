@@ -11,7 +11,7 @@ from repro.spec.target import plan
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.small_runs import HOW
+from tests.repro.small_runs import context_of
 
 EXPECTED = Path(__file__).parents[3] / "expected"
 PAPER = ("table5", "table6", "table7", "table8", "table9", "figure11")
@@ -26,7 +26,7 @@ def test_without_a_gpu_a_sentence_says_what_is_missing(name, tmp_path):
     assert "CUDA device" in reason
     run = plan(target, Tier.SYSTEMS, seeds=1)[0]
     with pytest.raises(RuntimeError, match="CUDA device"):
-        procedure_named(run.procedure)(run, folder=tmp_path, **HOW)
+        procedure_named(run.procedure)(run, context_of(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from repro.measure import rollout_cells, throughput
 from repro.run.carry_out import carry_out
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB
-from tests.repro.measure.test_throughput_repeats import HOW, loaded, runs_of
+from tests.repro.measure.test_throughput_repeats import loaded, runs_of
+from tests.repro.small_runs import HOW, context_of
 
 __all__ = ["loaded"]  # a fixture
 
@@ -47,7 +48,7 @@ def exhausts(monkeypatch):
 
 def test_a_batch_that_runs_out_of_memory_leaves_the_others_standing(loaded, exhausts, tmp_path):
     exhausts(lambda rows, tokens: rows == 2)
-    for measured in throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW):
+    for measured in throughput.measure_seeds(runs_of(SCALE, 2), context_of(tmp_path)):
         assert measured.facts["not_run"] == {"p_2": NEEDS}
         for cell in ("p_1", "p_3", "q_1"):
             assert (measured.metrics[f"tokens_per_second_{cell}"].value or 0) > 0
@@ -60,7 +61,7 @@ def test_a_batch_that_runs_out_in_a_later_seed_keeps_none_of_its_times(loaded, e
     whole_rollouts = iter(range(9))
     # The start has one of four tokens, too; then two seeds', of which the second has no room.
     exhausts(lambda rows, tokens: rows == 3 and tokens == 4 and next(whole_rollouts) == 2)
-    results = throughput.measure_seeds(runs_of(SCALE, 3), folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs_of(SCALE, 3), context_of(tmp_path))
     assert next(whole_rollouts) == 3
     assert all(measured.facts["not_run"] == {"p_3": NEEDS} for measured in results)
     assert not any("tokens_per_second_p_3" in measured.metrics for measured in results)
@@ -79,7 +80,7 @@ def test_an_engine_that_does_not_fit_is_tried_with_the_next_smaller_batch(
         return engine(policy, config)
 
     monkeypatch.setattr(throughput, "Engine", build)
-    results = throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs_of(SCALE, 1), context_of(tmp_path))
     assert slots == [3, 2, 1, 1]
     assert list(results[0].facts["not_run"]) == ["p_3", "p_2"]
     assert "tokens_per_second_p_1" in results[0].metrics
@@ -102,7 +103,7 @@ def test_a_batch_that_the_plan_excludes_is_not_tried(loaded, exhausts, monkeypat
 
     monkeypatch.setattr(throughput, "not_fitting", plan)
     exhausts(lambda rows, tokens: rows == 3)
-    results = throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs_of(SCALE, 1), context_of(tmp_path))
     assert totals == [140 * GIB]
     assert loaded == ["a"]
     # A point without a batch that fits is named as a whole, for what else it would have had.
@@ -119,7 +120,7 @@ def test_weights_that_do_not_fit_cost_their_own_shape(loaded, monkeypatch, tmp_p
         return load(run, shape)
 
     monkeypatch.setattr(throughput, "_policy", policy)
-    results = throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs_of(SCALE, 1), context_of(tmp_path))
     assert set(results[0].facts["not_run"]) == {"p_1", "p_2", "p_3", "p"}
     assert "tokens_per_second_q_1" in results[0].metrics
 
@@ -136,7 +137,7 @@ def test_retries_are_counted_under_the_clock_and_not_at_the_start(loaded, monkey
 
     monkeypatch.setattr(rollout_cells, "timed", timed)
     monkeypatch.setattr(rollout_cells, "retries", lambda: count)
-    results = throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs_of(SCALE, 2), context_of(tmp_path))
     # Two seeds' rollouts, and the prefill that is timed for both.
     assert "retried 12 times" in results[0].facts["not_run"]["q_1"]
     assert "tokens_per_second_q_1" not in results[0].metrics
@@ -145,7 +146,7 @@ def test_retries_are_counted_under_the_clock_and_not_at_the_start(loaded, monkey
 def test_each_model_is_loaded_into_a_clean_device(loaded, monkeypatch, tmp_path):
     asked: list[int] = []
     monkeypatch.setattr(throughput, "require_clean", lambda: asked.append(len(loaded)))
-    throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
+    throughput.measure_seeds(runs_of(SCALE, 1), context_of(tmp_path))
     assert asked == [0, 1]
 
 

@@ -27,7 +27,7 @@ from repro.spec.tier import GIB, Tier
 from repro.targets import find
 from repro.targets.table1 import BF16_LORA, BF16_LORA_FOLDED, NVFP4_LORA
 from tests.repro.measure import conftest as small
-from tests.repro.small_runs import HOW
+from tests.repro.small_runs import HOW, context_of
 
 SHAPE = small.SHAPE | {"vocab_size": 512, "max_position_embeddings": 8192}
 LONG = ThroughputPoint(name="long", shape="a", prompt_tokens=8, new_tokens=24, batches=(1, 2))
@@ -80,7 +80,7 @@ def runs_of(scale, seeds=3):
 
 def test_all_seeds_of_an_arm_load_each_shape_once(loaded, tmp_path):
     runs = runs_of(ThroughputScale(points=POINTS))
-    results = throughput.measure_seeds(runs, folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs, context_of(tmp_path))
     assert loaded == ["a", "b"]
     assert len(results) == 3
     for measured in results:
@@ -136,7 +136,7 @@ def test_an_adapter_is_folded_in_before_an_engine_is_made(loaded, tmp_path, monk
     arms = [dataclasses.replace(BF16_LORA_FOLDED, name=name) for name in ("by_vllm", "own")]
     arms += [dataclasses.replace(BF16_LORA, name="fp8")]
     runs = [dataclasses.replace(runs_of(scale, 1)[0], arm=arm) for arm in arms]
-    by_vllm, own, fp8 = (throughput.measure_seeds([r], folder=tmp_path, **HOW)[0] for r in runs)
+    by_vllm, own, fp8 = (throughput.measure_seeds([r], context_of(tmp_path))[0] for r in runs)
     for measured in (by_vllm, own):
         assert 0 < measured.facts["folded"]["a"]["update_lost"] < 1
         assert measured.facts["folded"]["a"]["seconds"] > 0

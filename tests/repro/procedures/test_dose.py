@@ -15,7 +15,7 @@ from repro.spec.tier import Tier
 from repro.targets import find
 from repro.targets.table1 import SMOKE
 from tests.repro.models.whole_kl import distributions, mean_kl
-from tests.repro.small_runs import HOW
+from tests.repro.small_runs import context_of
 
 PROMPTS, GROUP = 5, 4
 
@@ -35,7 +35,7 @@ def run_of(arm, seed=0, **changes):
 
 
 def measured(arm, tmp_path, seed=0):
-    return procedure_named("dose")(run_of(arm, seed), folder=tmp_path, **HOW)
+    return procedure_named("dose")(run_of(arm, seed), context_of(tmp_path))
 
 
 def value(result, name):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from datetime import UTC, datetime
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from repro.spec.config import derive_seed
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.small_runs import HOW
+from tests.repro.small_runs import context_of
 
 SMALL = Recipe(
     hidden_size=64,
@@ -54,7 +55,7 @@ def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain, "RECIPE", SMALL)
-        measured = procedure_named("pretrain")(small_run(), folder=folder, **HOW | {"threads": 3})
+        measured = procedure_named("pretrain")(small_run(), context_of(folder, threads=3))
         yield measured, folder / "policy"
 
 
@@ -79,7 +80,7 @@ def test_a_run_leaves_a_checkpoint_that_loads_and_a_record_of_what_its_target_re
 
 def trained(tokenizer, seed, recipe=SMALL):
     model = new_model(recipe, tokenizer, seed)
-    losses, _ = train(model, tokenizer, recipe, seed, lambda *at: None, lambda: False)
+    losses, _ = train(model, tokenizer, recipe, seed, context_of(Path()))
     return losses, model.state_dict()
 
 
@@ -100,9 +101,8 @@ def test_the_loss_falls_and_one_that_is_not_finite_ends_the_run(tokenizer):
 
 def test_a_run_that_is_stopped_leaves_no_policy(tmp_path, monkeypatch):
     monkeypatch.setattr(pretrain, "RECIPE", SMALL)
-    stopped = HOW | {"should_stop": lambda: True}
     with pytest.raises(Stopped):
-        pretrain.pretrain_policy(small_run(), folder=tmp_path, **stopped)
+        pretrain.pretrain_policy(small_run(), context_of(tmp_path, should_stop=lambda: True))
     assert not list(tmp_path.iterdir())
 
 

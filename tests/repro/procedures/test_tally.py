@@ -12,16 +12,15 @@ from repro.models.policy import load_policy
 from repro.procedures import tally as module
 from repro.procedures.loaded_run import ProblemSets
 from repro.procedures.train import train_and_evaluate
-from tests.repro.procedures.conftest import SCALE, make_run, silent
+from tests.repro.procedures.conftest import SCALE, make_run
+from tests.repro.small_runs import context_of
 
 RUN = dataclasses.replace(make_run(0), scale=dataclasses.replace(SCALE, test_sets=()))
 
 
 def start(run, folder, stops=()):
     answers = iter([*stops, *[False] * 100])
-    return train_and_evaluate(
-        run, folder=folder, progress=silent, should_stop=lambda: next(answers), threads=1
-    )
+    return train_and_evaluate(run, context_of(folder, should_stop=lambda: next(answers)))
 
 
 def test_a_stopped_run_has_the_receipts_of_an_uninterrupted_one(tmp_path, monkeypatch):

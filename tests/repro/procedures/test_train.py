@@ -21,7 +21,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.procedures.conftest import SCALE, make_run
-from tests.repro.small_runs import HOW
+from tests.repro.small_runs import context_of
 
 H100_BYTES = 85_000_000_000
 
@@ -64,7 +64,7 @@ def test_the_record_of_a_run_shows_that_nothing_was_skipped(tmp_path, arm):
     trains = arm.get("training") != "none"
     run = make_run(1, "train" if trains else "evaluate", **arm)
     procedure = train_and_evaluate if trains else evaluate_untrained
-    measured = procedure(run, folder=tmp_path / "work", **HOW)
+    measured = procedure(run, context_of(tmp_path / "work"))
     path = keep(run, measured, datetime.now(UTC), tmp_path, capture_environment())
     record = read_record(path)
     assert violations(record) == []
@@ -80,10 +80,9 @@ def test_an_evaluation_tells_how_far_it_is_and_stops_between_its_parts(tmp_path)
         told.append(values.get("percent"))
 
     run = make_run(1, "evaluate", training="none", weight_format="nf4")
+    how = {"progress": progress, "should_stop": lambda: next(answers)}
     with pytest.raises(Stopped):
-        evaluate_untrained(
-            run, folder=tmp_path, progress=progress, should_stop=lambda: next(answers), threads=1
-        )
+        evaluate_untrained(run, context_of(tmp_path, **how))
     assert told == [None, 0.0, 100.0]
 
 
@@ -112,7 +111,7 @@ def test_the_test_split_is_answered_along_a_run_as_at_its_end(tmp_path):
     last = dataclasses.replace(small, steps=2, evaluation=untested)
     measured = {
         steps: train_and_evaluate(
-            dataclasses.replace(run, scale=one), folder=tmp_path / str(steps), **HOW
+            dataclasses.replace(run, scale=one), context_of(tmp_path / str(steps))
         )
         for steps, one in ((3, small), (2, last))
     }
@@ -161,7 +160,7 @@ def test_an_untrained_arm_samples_the_prompts_and_seeds_of_the_first_steps(tmp_p
         )
         carry_out = train_and_evaluate if name == "bf16_lora" else evaluate_untrained
         own = dataclasses.replace(run, scale=small)
-        arms[name] = carry_out(own, folder=tmp_path / name, **HOW)
+        arms[name] = carry_out(own, context_of(tmp_path / name))
     trained, untrained = arms["bf16_lora"], arms["bf16"]
     # Before the first update the two policies are one.
     for series in ("reward", "accuracy_sampled", "informative_groups"):

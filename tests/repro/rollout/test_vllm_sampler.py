@@ -32,7 +32,7 @@ from repro.spec.tier import Tier
 from repro.spec.variants import with_overrides, with_steps
 from repro.targets import find
 from tests.repro.run.test_execute import fewer
-from tests.repro.small_runs import HOW, fresh_policy
+from tests.repro.small_runs import context_of, fresh_policy
 
 
 class StandInEngine:
@@ -141,7 +141,7 @@ def run_of(name, *, steps=4, **settings):
 
 
 def trained(run, folder):
-    return train_and_evaluate(run, folder=folder, **HOW)
+    return train_and_evaluate(run, context_of(folder))
 
 
 CAPPED = {"loss": {"importance_cap": 2.0}}
