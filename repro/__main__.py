@@ -70,18 +70,6 @@ def carried_out(args: argparse.Namespace) -> int:
     return status
 
 
-def _plan(args: argparse.Namespace) -> int:
-    from repro.door.command_line import asks_for_bytes
-
-    if asks_for_bytes(args):
-        from repro.door.memory_command import main_memory
-
-        return main_memory(args)
-    from repro.run.plan import main_plan
-
-    return main_plan(args)
-
-
 def _run(args: argparse.Namespace) -> int:
     from repro.run.places import runs_folder
     from repro.run.select import check_line
@@ -183,7 +171,8 @@ def _as_for(command: str, args: argparse.Namespace) -> argparse.Namespace:
 _COMMANDS: dict[str, Sequence[str | Callable[[argparse.Namespace], int]]] = {
     "list": ["repro.run.listing:main_list"],
     "train": ["repro.door.front_door:main_train"],
-    "plan": [_plan],
+    "plan": ["repro.run.plan:main_plan"],
+    "memory": ["repro.door.memory_command:main_memory"],
     "run": [_run],
     "reproduce": [_reproduce],
     "check": ["repro.report.console:main_check"],

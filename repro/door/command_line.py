@@ -11,7 +11,6 @@ from typing import Any, get_args
 import repro
 from repro.door.command_parser import SentenceParser
 from repro.spec.arm import WEIGHT_FORMATS, OptimizerName, RolloutAdapter
-from repro.spec.checks import require
 from repro.spec.shapes import SHAPES
 
 _Commands = argparse._SubParsersAction
@@ -21,6 +20,7 @@ _TIERS = "smoke, systems, mini or paper"
 _FOUR_BITS = tuple(kind for kind in WEIGHT_FORMATS if kind != "bf16")
 _MODELS = "FOLDER|FILE|NAME"
 _STALL = 600.0
+_STEP = {"rank": 32, "prompts": 1, "group": 8, "prompt-tokens": 256, "completion-tokens": 2048}
 # Flags that several commands have.
 _SHARED: dict[str, dict[str, Any]] = {
     "tier": {"help": f"{_TIERS}; default: the smallest that runs here"},
@@ -38,19 +38,6 @@ _SHARED: dict[str, dict[str, Any]] = {
         "metavar": "KEY=VALUE",
         "help": "change a setting by its dotted key, such as arm.lora_rank=16",
     },
-}
-_COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
-# The flags of `plan memory --model SIZE`: their defaults, and how they are read.
-MEMORY_FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "format": ("nvfp4", {"choices": WEIGHT_FORMATS}),
-    "rank": (32, _COUNT),
-    "prompts": (1, _COUNT),
-    "group": (8, _COUNT),
-    "prompt_tokens": (256, _COUNT),
-    "completion_tokens": (2048, _COUNT),
-    "budget": ("80GB", {"metavar": "SIZE"}),
-    "optimizer": ("adamw", {"choices": get_args(OptimizerName)}),
-    "rollout_adapter": ("apart", {"choices": get_args(RolloutAdapter)}),
 }
 _EXITS = (
     "Exit status: 0 when nothing is shown to be worse; 1 when something regressed; 2 when it could "
@@ -77,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
         "plan", help="show the runs, and their memory, disk, downloads and time"
     )
     _add_planning(plan)
+    _add_memory(commands)
     run = commands.add_parser("run", help="carry out the runs that have no record yet")
     _add_running(run)
     reproduce = commands.add_parser("reproduce", help="run, check, draw and report in one go")
@@ -251,32 +239,21 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
 def _add_planning(parser: argparse.ArgumentParser) -> None:
     _add_choice(parser)
     _switch(parser, "--show-config", "print the scale's settings as JSON instead")
-    group = parser.add_argument_group(
-        "memory --model SIZE",
-        "Device memory of one GRPO step, by part, before anything runs; SIZE is one of "
-        f"{', '.join(SHAPES)}. Exit status: 0 when the step fits, 2 when it does not.",
-        argument_default=argparse.SUPPRESS,  # those that are not given are not in the namespace
+
+
+def _add_memory(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "memory",
+        help="plan the device memory of one GRPO step, by part, before anything runs",
+        description="Exit status: 0 when the step fits the budget, 2 when it does not.",
     )
-    for name, (default, reading) in MEMORY_FLAGS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", help=f"default: {default}", **reading)
-
-
-def asks_for_bytes(args: argparse.Namespace) -> bool:
-    """Whether `plan` is to print the bytes of a step rather than a target's runs.
-
-    `memory` is a target, too; with `--model` its plan is that of a model's size. Flags of the one
-    with the other raise.
-    """
-    asks = args.targets == ["memory"] and args.model is not None
-    given = [name for name, value in vars(args).items() if value is not None and value is not False]
-    flags = {n: f"--{n.replace('_', '-')}" for n in given if n not in ("targets", "command")}
-    if asks:
-        others = [flag for n, flag in flags.items() if n not in MEMORY_FLAGS and n != "model"]
-        require(not others, f"plan memory --model takes no {', '.join(others)}")
-    else:
-        own = [flag for name, flag in flags.items() if name in MEMORY_FLAGS]
-        require(not own, f"{', '.join(own)}: only with plan memory --model SIZE")
-    return asks
+    _flag(parser, "--model", "SIZE", f"one of {', '.join(SHAPES)}", required=True)
+    parser.add_argument("--format", default="nvfp4", choices=WEIGHT_FORMATS)
+    for name, default in _STEP.items():
+        _count(parser, f"--{name}", f"default: {default}", default=default)
+    _flag(parser, "--budget", "SIZE", "default: 80GB", default="80GB")
+    parser.add_argument("--optimizer", default="adamw", choices=get_args(OptimizerName))
+    parser.add_argument("--rollout-adapter", default="apart", choices=get_args(RolloutAdapter))
 
 
 def _add_running(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`python -m repro plan memory`: what a step needs, and the largest batch that fits.
+"""`python -m repro memory`: what a step needs, and the largest batch that fits.
 
 Stated in decimal gigabytes (10^9 bytes), as cards and the paper are; a budget may be given in GiB.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from repro.door.command_line import MEMORY_FLAGS
 from repro.models.memory_plan import (
     MemoryPlan,
     StepShape,
@@ -22,15 +21,19 @@ from repro.spec.tier import parse_bytes
 
 def main_memory(args: argparse.Namespace) -> int:
     """Print the plan; return 0 when the step fits its budget, 2 when it does not."""
-    given = {name: getattr(args, name, default) for name, (default, _) in MEMORY_FLAGS.items()}
-    budget = parse_bytes(given.pop("budget"), "--budget")
-    shape, weight_format = shape_named(args.model), given.pop("format")
+    budget = parse_bytes(args.budget, "--budget")
     largest = StepShape(
-        **given,
-        shape=shape,
-        weight_format=weight_format,
-        slots=given["prompts"] * given["group"],
-        micro_tokens=given["prompt_tokens"] + given["completion_tokens"],
+        shape=shape_named(args.model),
+        weight_format=args.format,
+        rank=args.rank,
+        prompts=args.prompts,
+        group=args.group,
+        prompt_tokens=args.prompt_tokens,
+        completion_tokens=args.completion_tokens,
+        slots=args.prompts * args.group,
+        micro_tokens=args.prompt_tokens + args.completion_tokens,
+        optimizer=args.optimizer,
+        rollout_adapter=args.rollout_adapter,
     )
     plan = plan_memory(fit_slots(largest, budget))
     sys.stdout.write(_text(plan, budget) + "\n")

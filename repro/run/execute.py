@@ -30,7 +30,6 @@ from repro.evidence.record import failed_record, read_record, record_path, stand
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import launched_ranks
 from repro.run.data_check import data_lines
-from repro.run.device_queue import RETRIES, tasks_of
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
@@ -58,7 +57,7 @@ from repro.run.several_ranks.rank_processes import (
 from repro.run.several_ranks.ray_pool import RayPool
 from repro.run.several_ranks.room import Room, room_of
 from repro.run.shared_work import RunLocks
-from repro.run.worker import STOPPING, CarryOut, Event, Task
+from repro.run.worker import STOPPING, CarryOut, Event, Task, tasks_of
 from repro.run.workers import WorkerPool
 from repro.runlog.run_logger import LogOptions
 from repro.spec.checks import all_of, require, tried
@@ -75,6 +74,7 @@ Own = tuple[Selection, str] | None
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
 
 
+_RETRIES = 1
 # Seconds that a worker has to end its step and write its checkpoint; a step of 32B takes minutes.
 _GRACE = 600.0
 
@@ -245,7 +245,7 @@ def execute(
         room.threads,
         grace,
         devices=room.devices,
-        retries=RETRIES,
+        retries=_RETRIES,
         carry_out=carry_out,
         alone=any(map(_needs_a_fresh_process, plan)),
         claim=locks.take,

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,9 +23,11 @@ from typing import Any, Literal, cast
 
 from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Stopped
 from repro.evidence.provenance import source_at_start
+from repro.evidence.record import run_folder
 from repro.run import carry_out as recording
 from repro.run.disk import is_disk_fault, sentence_of
-from repro.spec.config import RunConfig
+from repro.spec.config import RunConfig, TrainScale
+from repro.spec.step_scale import StepScale
 from repro.spec.tier import REAL_CHECKPOINTS, Tier
 
 EventKind = Literal[
@@ -83,6 +85,22 @@ class Event:
     text: str = ""
     values: dict[str, float] = field(default_factory=dict)
     last: bool = False
+
+
+def tasks_of(pending: Sequence[RunConfig], runs: Path) -> list[Task]:
+    """Return the tasks of runs without a record: others' baselines first, then the longest."""
+
+    def place(run: RunConfig) -> tuple[bool, int]:
+        scale, arm = run.scale, run.arm
+        is_baseline = isinstance(scale, StepScale) and arm.weight_format == scale.baseline
+        trains = run.procedure != "evaluate" and isinstance(scale, TrainScale)
+        rows = scale.steps * scale.prompts_per_rollout * scale.group_size if trains else 0
+        return not (is_baseline and arm.training == "lora"), -rows
+
+    return [
+        Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
+        for group in recording.carried_together(sorted(pending, key=place))
+    ]
 
 
 class EndedError(Exception):

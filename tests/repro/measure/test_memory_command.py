@@ -1,11 +1,11 @@
-"""`plan memory` on the command line: quick, without torch, and honest about what does not fit."""
+"""`memory` on the command line: quick, without torch, and honest about what does not fit."""
 
 import pytest
 
 from repro.__main__ import main
 from repro.spec.tier import MEMORY_VARIABLE, parse_bytes, usable_bytes
 
-COMMAND = ["plan", "memory", "--model", "32b", "--format", "nvfp4", "--rank", "32"]
+COMMAND = ["memory", "--model", "32b", "--format", "nvfp4", "--rank", "32"]
 BATCH = ["--prompts", "16", "--group", "8", "--prompt-tokens", "256", "--completion-tokens", "2048"]
 
 
@@ -20,30 +20,9 @@ def test_the_issues_command_answers_with_every_part(capsys):
 
 
 def test_a_budget_too_small_fails(capsys):
-    assert main(["plan", "memory", "--model", "72b", "--budget", "24GB"]) == 2
+    assert main(["memory", "--model", "72b", "--budget", "24GB"]) == 2
     said = capsys.readouterr().out
     assert "does not fit 24.00 GB" in said
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("plan table1 --rank 3 --group 4", "--rank, --group: "),
-        ("plan memory --model 7b --seeds 3", "no --seeds"),
-        ("plan memory --model 7b --limit 0", "no --limit"),
-        ("run memory --model 7b --rank 8", "no argument --rank"),
-    ],
-)
-def test_flags_of_a_step_and_of_a_targets_runs_are_not_mixed(line, words, capsys):
-    assert main(line.split()) == 2
-    assert words in capsys.readouterr().err
-
-
-def test_flags_may_stand_before_the_target(capsys):
-    assert main(["plan", "--model=7b", "memory"]) == 0
-    before = capsys.readouterr().out
-    assert main(["plan", "memory", "--model", "7b"]) == 0
-    assert capsys.readouterr().out == before
 
 
 @pytest.mark.parametrize(

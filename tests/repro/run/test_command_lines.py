@@ -139,7 +139,7 @@ def test_all_that_a_line_has_wrong_is_said_at_once_without_torch(line, words, tm
         ("report --readme {file} --runs {folder}", "blessed|leave out --runs"),
         ("report --set steps=3 --limit 5", "--set, --limit: |targets"),
         ("report --html {folder}", "{folder} |Is a directory"),
-        ("plan memory --model 33b", "size '33b'"),
+        ("memory --model 33b", "size '33b'"),
         ("quantize tiny {folder}/out --format nvfp", "mean nvfp4?"),
         ("quantize {folder}/nothing {folder}/out", "{folder}/nothing"),
         ("quantize tiny {file}", "{file} exists"),
