@@ -37,14 +37,7 @@ from repro.evidence.record import Estimate
 from repro.models.random_policy import random_weight
 from repro.spec.config import OperationScale, RunConfig, derive_seed
 from repro.spec.facts import Facts, Timing
-from repro.targets.kernel_speed import (
-    FORMATS,
-    PORTABLE_ROWS,
-    adapter_name,
-    backward_name,
-    portable_name,
-    ratio_name,
-)
+from repro.targets.kernel_speed import FORMATS, PORTABLE_ROWS, name_of
 
 Calls = Sequence[Callable[[], object]]
 
@@ -166,14 +159,14 @@ def _block(
         del layer, base
         torch.cuda.empty_cache()
     for M in scale.rows:
-        timed.note(ratio_name(block, M), taken["bf16", M] / taken["ours", M])
+        timed.note(name_of("ratio", block, M), taken["bf16", M] / taken["ours", M])
         for who in ("ours", "bf16"):
             timed.note(f"seconds_{who}_{block}_{M}", taken[who, M] * 1e-6, "seconds")
     for M in scale.backward_rows:
         over = taken["backward in bf16", M] / taken["backward", M]
-        timed.note(backward_name(block, M), over)
+        timed.note(name_of("ratio_backward", block, M), over)
     for M in scale.adapter_rows:
-        timed.note(adapter_name(block, M), taken["adapter", M] / taken["ours", M])
+        timed.note(name_of("adapter_factor", block, M), taken["adapter", M] / taken["ours", M])
 
 
 def _rows(M: int, width: int) -> Tensor:
@@ -309,7 +302,7 @@ def _portable(format: str, counts: Sequence[int], timed: Timed) -> None:
         del weights, dense
         torch.cuda.empty_cache()
     for M in counts:
-        timed.note(portable_name(format, M), plain[M] / ours[M])
+        timed.note(name_of("portable_ratio", format, M), plain[M] / ours[M])
 
 
 def _logprobs(timed: Timed) -> None:

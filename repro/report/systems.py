@@ -20,7 +20,7 @@ from repro.report.tables import NOTHING, by_device, table
 from repro.report.verdict_words import CLAIMS, Kind, all_bars, counted, kind_of, notes_on, of_kind
 from repro.spec.config import OperationScale
 from repro.spec.tier import Tier
-from repro.targets.kernel_speed import KERNELS, ratio_name
+from repro.targets.kernel_speed import KERNELS, name_of
 
 Writer = Callable[[], list[str]]
 SMALL_BATCHES = ("table5", "table6", "table7", "table8")
@@ -199,7 +199,7 @@ def _kernels(checks: Sequence[Checked]) -> list[str]:
     for block in scale.blocks:
         for device, (checked, *_) in by_device(checks).items():
             found = checked.evidence.values
-            cells = [found(ratio_name(block, count)).get("nvfp4", {}) for count in scale.rows]
+            cells = [found(name_of("ratio", block, count)).get("nvfp4", {}) for count in scale.rows]
             means = [f"{fmean(values.values()):.2f}" if values else "" for values in cells]
             rows.append([f"{block.upper()}, {device_heads([device])[device]}", *means])
     return table(["rows of x", *map(str, scale.rows)], rows) or NOTHING

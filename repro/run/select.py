@@ -140,12 +140,8 @@ def select(
 def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     target = find(name)
     source = runs_of(target)
-    changed = source
-    refused: list[str] = []
-    for change in (_with_steps, partial(_with_settings, tier)):
-        (result,), reasons = tried(partial(change, changed, changes))
-        changed, refused = result or changed, refused + reasons
-    require(not refused, "; ".join(dict.fromkeys(refused)))
+    steps = changes.steps
+    changed = _with_settings(source if steps is None else with_steps(source, steps), tier, changes)
     taken = tier or default_tier(changed)
     if target is source:
         target = changed
@@ -154,11 +150,7 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     return Selection(target=target, source=changed, tier=taken)
 
 
-def _with_steps(source: Target, changes: Changes) -> Target:
-    return source if changes.steps is None else with_steps(source, changes.steps)
-
-
-def _with_settings(tier: Tier | None, source: Target, changes: Changes) -> Target:
+def _with_settings(source: Target, tier: Tier | None, changes: Changes) -> Target:
     if not changes.settings and changes.limit is None:
         return source
     taken = tier or default_tier(source)

@@ -11,8 +11,6 @@ decoder block (fused q/k/v and gate/up), in one process on one device, with cold
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from repro.spec.arm import Arm, WeightFormat
 from repro.spec.claim import Better, Metric
 from repro.spec.config import OperationScale
@@ -25,32 +23,16 @@ SCALE = OperationScale()
 FORMATS: tuple[WeightFormat, ...] = ("nvfp4", "mxfp4", "nf4")
 
 
-# What names a metric by block and rows of x.
-Naming = Callable[[str, int], str]
+def name_of(kind: str, layer: str, rows: int) -> str:
+    """Return the name of a metric at a block, or the 7B block in a format, and rows of x.
 
-
-def ratio_name(block: str, rows: int) -> str:
-    """Return the name of the forward ratio's metric."""
-    return f"ratio_{block}_{rows}"
-
-
-def backward_name(block: str, rows: int) -> str:
-    """Return the name of the backward ratio's metric."""
-    return f"ratio_backward_{block}_{rows}"
-
-
-def adapter_name(block: str, rows: int) -> str:
-    """Return the name of the fused adapter's metric."""
-    return f"adapter_factor_{block}_{rows}"
+    Kinds are `ratio`, `ratio_backward`, `adapter_factor` and `portable_ratio`.
+    """
+    return f"{kind}_{layer}_{rows}"
 
 
 # Rows of x at which the portable layer is timed: each of its launches, and the way by a dense W.
 PORTABLE_ROWS = (1, 8, 16, 64, 256, 1024, 4096)
-
-
-def portable_name(format: str, rows: int) -> str:
-    """Return the name of the portable layer's ratio at the 7B block."""
-    return f"portable_ratio_{format}_{rows}"
 
 
 _ARMS = {
@@ -59,18 +41,18 @@ _ARMS = {
 }
 
 
-def _by_rows(named: Naming, what: str, every: tuple[int, ...], better: Better) -> list[Metric]:
+def _by_rows(kind: str, what: str, every: tuple[int, ...], better: Better) -> list[Metric]:
     return [
-        metric(named(block, rows), "ratio", f"{block}{what}, M = {rows}", better)
+        metric(name_of(kind, block, rows), "ratio", f"{block}{what}, M = {rows}", better)
         for block in SCALE.blocks
         for rows in every
     ]
 
 
 _LINEARS = (
-    *_by_rows(ratio_name, "", SCALE.rows, "higher"),
-    *_by_rows(backward_name, " dX", SCALE.backward_rows, "higher"),
-    *_by_rows(adapter_name, " with LoRA over without", SCALE.adapter_rows, "lower"),
+    *_by_rows("ratio", "", SCALE.rows, "higher"),
+    *_by_rows("ratio_backward", " dX", SCALE.backward_rows, "higher"),
+    *_by_rows("adapter_factor", " with LoRA over without", SCALE.adapter_rows, "lower"),
 )
 _OTHERS = (
     *(
@@ -94,7 +76,7 @@ _OTHERS = (
         for format in FORMATS
     ),
     *(
-        metric(portable_name(format, rows), "ratio",
+        metric(name_of("portable_ratio", format, rows), "ratio",
                f"portable linear, {format.upper()}, 7b, M = {rows}", "higher")
         for format in FORMATS
         for rows in (PORTABLE_ROWS if format == "nvfp4" else (16,))
@@ -107,7 +89,7 @@ _OTHERS = (
 _CLAIMS = tuple(
     times(f"mxfp4_{block}_{rows}",
           f"MXFP4 is within 5 % of NVFP4's speed, {block} block, M = {rows}", "this suite's bar",
-          _ARMS["mxfp4"], _ARMS["nvfp4"], "weight_format", ratio_name(block, rows), 0.95,
+          _ARMS["mxfp4"], _ARMS["nvfp4"], "weight_format", name_of("ratio", block, rows), 0.95,
           "the same codes through the same kernels, half as many block scales")
     for block in SCALE.blocks
     for rows in SCALE.rows
@@ -126,5 +108,5 @@ KERNELS = Target(
     needs={Tier.SYSTEMS: Needs(memory_bytes=16 * GIB, disk_bytes=10_000_000)},
     claims=_CLAIMS,
     metrics=(*_LINEARS, *_OTHERS),
-    headline=ratio_name("7b", 8),
+    headline=name_of("ratio", "7b", 8),
 )
