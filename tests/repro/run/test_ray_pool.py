@@ -87,8 +87,9 @@ def test_the_hosts_have_the_devices_that_a_run_needs_not_the_head(cluster, tmp_p
     asked = []
     monkeypatch.setattr("repro.run.execute._carry_out", lambda *a, **m: asked.append(a[0]) or 0)
     assert main(line(tmp_path, "--tier=paper", "--ranks=2", "--set=optimizer.name=adamw_8bit")) == 0
-    ((batch,),) = (batches.values() for batches in asked)
-    assert (batch.room.workers, batch.threads, batch.room.ray_needs) == (2, 3, {"num_gpus": 2})
+    ((batch,),) = asked
+    room = batch.room
+    assert (room.workers, room.threads, room.ray_needs) == (2, 3, {"num_gpus": 2})
     assert main(line(tmp_path, "--tier=paper", "--ranks=5")) != 0
 
 

@@ -74,7 +74,7 @@ def carried(run, tmp_path, monkeypatch):
     """Return what carries out the run by a procedure that is given, and reads its record."""
 
     def carry(procedure):
-        def measure(run, **how):
+        def measure(run, context):
             return Measured(metrics={}, facts=procedure())
 
         monkeypatch.setattr(recording, "procedure_named", lambda name: measure)
