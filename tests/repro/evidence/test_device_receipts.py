@@ -145,7 +145,7 @@ def test_every_new_record_of_the_systems_tier_has_its_device(run, tier, tmp_path
     metrics = {"x": Estimate(value=1.0, unit="ratio")}
     run = dataclasses.replace(run, tier=tier)
     monkeypatch.setattr(device_state, "device_state", lambda: next(states))
-    monkeypatch.setattr(recording, "_measure", lambda runs, **how: [Measured(metrics=metrics)])
+    monkeypatch.setattr(recording, "_measure", lambda runs, context: [Measured(metrics=metrics)])
     (path,) = carry_out([run], tmp_path / "work", tmp_path, lambda *a: None, lambda: False, 1)
     device = read_record(path).facts.get("device")
     if tier == "systems":
@@ -161,7 +161,7 @@ def test_a_device_that_is_not_clean_is_not_measured(tmp_path, monkeypatch):
     measured = []
     monkeypatch.setattr(recording, "cuda_devices", lambda: ("one",))
     monkeypatch.setattr(device_state, "require_clean", busy)
-    monkeypatch.setattr(recording, "_measure", lambda runs, **how: measured.append(len(runs)))
+    monkeypatch.setattr(recording, "_measure", lambda runs, context: measured.append(len(runs)))
     with pytest.raises(device_state.DeviceBusyError, match="others hold 30 GiB"):
         carry_out(systems_runs()[:1], tmp_path, tmp_path, lambda *a: None, lambda: False, 1)
     assert measured == []
