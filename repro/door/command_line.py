@@ -63,7 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
     plan = commands.add_parser(
         "plan", help="show the runs, and their memory, disk, downloads and time"
     )
-    _add_planning(plan)
+    _add_choice(plan)
+    _switch(plan, "--show-config", "print the scale's settings as JSON instead")
     _add_memory(commands)
     run = commands.add_parser("run", help="carry out the runs that have no record yet")
     _add_running(run)
@@ -227,18 +228,10 @@ def _add_regress(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
-    """Add what selects runs, and the room that they have."""
+    """Add what selects runs."""
     _add_selection(parser)
     _flag(parser, "--seeds", "N", "how many seeds, or a list such as 0,3,4")
     _flag(parser, "--arms", "A,B", "only these arms")
-    _count(parser, "--workers", "runs side by side")
-    _count(parser, "--threads", "threads of each run")
-    _flag(parser, "--devices", "N", "GPUs to fill with runs: how many, or 0,1")
-
-
-def _add_planning(parser: argparse.ArgumentParser) -> None:
-    _add_choice(parser)
-    _switch(parser, "--show-config", "print the scale's settings as JSON instead")
 
 
 def _add_memory(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -258,6 +251,9 @@ def _add_memory(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 def _add_running(parser: argparse.ArgumentParser) -> None:
     _add_choice(parser)
+    _count(parser, "--workers", "runs side by side")
+    _count(parser, "--threads", "threads of each run")
+    _flag(parser, "--devices", "N", "GPUs to fill with runs: how many, or 0,1")
     group = parser.add_argument_group("what training keeps beside metrics.jsonl")
     _flag(group, "--log", "A,B", "send metrics to trackers: tensorboard, wandb")
     _switch(group, "--completions", "keep the completions, one Parquet file per rollout")

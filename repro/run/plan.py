@@ -39,7 +39,6 @@ from repro.run.preflight import (
 from repro.run.present_card import kernels_line, points_left_out
 from repro.run.priced import Price, blessed_steps, price, shortest_answer
 from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
-from repro.run.several_ranks.room import planned_workers
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import ANSWER_SECONDS, PINNED_BYTES, HubError, endpoint, fetch, hub_cache
 from repro.spec.needs import Needs
@@ -67,12 +66,8 @@ class BlessedTimes:
 def main_plan(args: argparse.Namespace) -> int:
     """Print the plan of what a command line selects; return 0."""
     folder, expected = runs_folder(args.runs), expected_folder(args.expected)
-    selections = selections_of(args)
-    workers = {
-        item.tier: planned_workers(item.tier, args.devices, args.workers) for item in selections
-    }
     texts = []
-    for selection in selections:
+    for selection in selections_of(args):
         source, tier = selection.source, selection.tier
         runs = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
         if args.show_config:
@@ -80,7 +75,7 @@ def main_plan(args: argparse.Namespace) -> int:
             continue
         others = None if args.tier else other_tiers(source, tier)
         texts += [others] if others else []
-        text = plan_text(selection, runs, folder, expected, workers[tier])
+        text = plan_text(selection, runs, folder, expected)
         texts.append("\n".join([text, *data_lines(runs, named=False)]))
     sys.stdout.write("\n\n".join(texts) + "\n")
     return 0

@@ -140,53 +140,26 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
         every = tuple(str(index) for index in range(len(cuda_devices())))
     if named is None:
         return every
-    count, chosen = _counted(named)
-    unknown = sorted(set(chosen) - set(every))
-    require(not unknown, f"--devices {named}: there is no {', '.join(unknown)}; found {every}")
-    require(count <= len(every), f"--devices {named}: this machine shows {len(every)} devices")
-    return chosen or every[:count]
-
-
-def _counted(named: str) -> tuple[int, tuple[str, ...]]:
-    """Return how many devices a flag asks for, and which, where it names them (`0,3`)."""
     chosen = tuple(part.strip() for part in named.split(",") if part.strip())
     if "," in named and chosen:
-        return len(chosen), chosen
-    counted = named.isdigit() and int(named) > 0
-    require(counted, f"--devices {named}: needs a number such as 2, or 0,1")
-    return int(named), ()
-
-
-def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
-    """Return how many runs of a plan go at once, the same on any machine.
-
-    Devices are `named` by number or name and need not be here; None takes those that are. One goes
-    on each unless so many `workers` are asked for. Raises `ValueError` if none is named, or several
-    for a tier whose runs share one; as `require_workers`.
-    """
-    if named is None:
-        devices = len(visible_devices(None)) if tier in REAL_CHECKPOINTS else 0
-    else:
-        devices, _ = _counted(named)
-        _require_spread(tier, named, devices)
-    planned = workers or devices or 1
-    require_workers(tier, planned, devices)
-    return planned
+        unknown = sorted(set(chosen) - set(every))
+        require(not unknown, f"--devices {named}: there is no {', '.join(unknown)}; found {every}")
+        return chosen
+    count = int(named) if named.isdigit() else 0
+    require(count > 0, f"--devices {named}: needs a number such as 2, or 0,1")
+    require(count <= len(every), f"--devices {named}: this machine shows {len(every)} devices")
+    return every[:count]
 
 
 def devices_to_fill(tier: Tier, named: str | None) -> tuple[str, ...]:
     """Return the devices that a tier's runs fill; `ValueError` if named ones cannot be filled."""
     if tier in REAL_CHECKPOINTS:
         return visible_devices(named)
-    _require_spread(tier, named, 1 if named in (None, "1") else 2)
-    return ()
-
-
-def _require_spread(tier: Tier, named: str | None, count: int) -> None:
     require(
-        count == 1 or tier in REAL_CHECKPOINTS,
+        named in (None, "1"),
         f"--devices {named}: runs of the {tier.value} tier do not spread over devices; needs 1",
     )
+    return ()
 
 
 def require_workers(tier: Tier, workers: int, devices: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from repro.__main__ import build_parser, main
 from repro.run.select import changes_of, check_line, select, selections_of
-from repro.run.several_ranks.room import devices_to_fill, planned_workers, require_workers
+from repro.run.several_ranks.room import devices_to_fill, require_workers
 from repro.spec.settings import parse_settings, with_settings
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -181,33 +181,19 @@ def test_a_run_of_a_real_checkpoint_takes_a_device_for_itself():
         devices_to_fill(Tier.MINI, "8")
 
 
-def test_a_plan_is_of_as_many_devices_as_are_named_here_or_elsewhere():
-    planned = [planned_workers(Tier.MINI, named) for named in ("2", "0,1,2", None)]
-    assert planned == [2, 3, 1]
-    assert planned_workers(Tier.SYSTEMS, None) == planned_workers(Tier.SMOKE, "1") == 1
-    for named in ("0", ","):
-        with pytest.raises(ValueError, match="2, or 0,1"):
-            planned_workers(Tier.MINI, named)
-    with pytest.raises(ValueError, match="devices"):
-        planned_workers(Tier.SYSTEMS, "2")
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("table6 --tier systems --workers 2", "--workers 2"),
         ("table6 --tier systems --workers 1 --devices 2", "devices|1"),
-        ("table1 --tier paper --devices 2 --workers 3", "device|2"),
     ],
 )
-@pytest.mark.parametrize("flags", [[], ["--show-config"]])
-def test_a_plan_refuses_the_workers_that_its_runs_would(line, words, flags, tmp_path, capsys):
-    assert main(["plan", *line.split(), *flags, "--runs", str(tmp_path / "runs")]) == 2
+def test_workers_and_devices_that_runs_cannot_take_are_refused(line, words, tmp_path, capsys):
+    assert main(["run", *line.split(), "--runs", str(tmp_path / "runs")]) == 2
     said = capsys.readouterr()
     assert unsaid(said.err, words) == []
     assert said.out == ""
     assert not (tmp_path / "runs").exists()
-    assert planned_workers(Tier.PAPER, "2", 2) == planned_workers(Tier.SMOKE, None, 2) == 2
 
 
 def test_settings_change_scale_and_arms_under_another_name():
