@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from repro.spec.arm import DAPO, GRPO, GSPO, Arm, NoiseConfig
 from repro.spec.checks import all_of, require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.needs import needs_of_checkpoint
-from repro.spec.settings import parse_settings
+from repro.spec.settings import parse_settings, with_settings
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.spec.variants import in_steps, shortened, slug_of, with_overrides
@@ -32,8 +33,9 @@ from repro.targets.presets import preset
 _LOSSES = {"grpo": GRPO, "dapo": DAPO, "gspo": GSPO}
 # Tests along a run that is to end at an accuracy.
 _TESTS = 10
-# Tokens of a completion that are proposed where more do not fit.
+# Tokens of a completion that are proposed where more do not fit, and the settings that say them.
 _SHORTER = (256, 128)
+_LENGTHS = ("rollout.max_new_tokens", "evaluation.sampling.max_new_tokens")
 
 
 def selection_of(args: argparse.Namespace) -> Selection:
@@ -133,31 +135,17 @@ def _require_memory(run: RunConfig, ranks: int) -> None:
     raise ValueError(f"{refused}; {proposed}")
 
 
-def _smaller(run: RunConfig) -> list[tuple[str, Arm, TrainScale]]:
-    """Return settings that need less memory than a run's, in words and as arm and scale."""
+def _smaller(run: RunConfig) -> Iterator[tuple[str, Arm, TrainScale]]:
+    """Yield settings that need less memory than a run's, in words and as arm and scale."""
     arm, scale = run.arm, run.scale
     nvfp4 = dataclasses.replace(arm, weight_format="nvfp4", training="lora", rounding=None)
-    shorter = [(tokens, _with_tokens(scale, tokens)) for tokens in _SHORTER]
-    formats = [] if arm.weight_format == "nvfp4" else [("--format nvfp4", nvfp4, scale)]
-    return formats + [
-        (
-            f"--format nvfp4 --set rollout.max_new_tokens={tokens} "
-            f"--set evaluation.sampling.max_new_tokens={tokens}",
-            nvfp4,
-            smaller,
-        )
-        for tokens, smaller in shorter
-        if tokens < scale.longest_completion
-    ]
-
-
-def _with_tokens(scale: TrainScale, tokens: int) -> TrainScale:
-    sampling = dataclasses.replace(scale.evaluation.sampling, max_new_tokens=tokens)
-    return dataclasses.replace(
-        scale,
-        rollout=dataclasses.replace(scale.rollout, max_new_tokens=tokens),
-        evaluation=dataclasses.replace(scale.evaluation, sampling=sampling),
-    )
+    if arm.weight_format != "nvfp4":
+        yield "--format nvfp4", nvfp4, scale
+    for tokens in _SHORTER:
+        if tokens < scale.longest_completion:
+            shorter = [f"{key}={tokens}" for key in _LENGTHS]
+            words = " ".join(["--format nvfp4", *(f"--set {text}" for text in shorter)])
+            yield words, nvfp4, with_settings(scale, parse_settings(shorter))
 
 
 def request_text(selection: Selection, folder: Path, ranks: int) -> str:
