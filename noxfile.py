@@ -357,12 +357,6 @@ def propose(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", default=False)
-def bench(session: nox.Session) -> None:
-    """Time and store on this machine; `gpu-tests` shows its own beside what is stored."""
-    pytest(session, device_python(session), "benchmarks/", "--benchmark-only")
-
-
-@nox.session(venv_backend="none", default=False)
 def peers(session: nox.Session) -> None:
     """On a GPU: GRPO steps and updates beside Unsloth, TRL, peft and bitsandbytes; a JSON record.
 
@@ -420,9 +414,3 @@ def docs(session: nox.Session) -> None:
     python = group_python(session, "docs")
     build = ("-W", "--keep-going", "--fresh-env", "--builder", "html")
     session.run(python, "-m", "sphinx", *build, "docs", "runs/site", external=True)
-
-
-@nox.session(venv_backend="none", default=False)
-def report(session: nox.Session) -> None:
-    """Write report.md from records alone."""
-    repro(session, "report", *session.posargs)
