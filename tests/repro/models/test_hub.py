@@ -259,11 +259,12 @@ def test_a_revision_is_what_is_evaluated_and_recorded(hub, tmp_path, capsys):
 
 OWN_RUN = ["table1", "--tier", "smoke", "--model", "owner/model", "--arms", "bf16_lora"]
 OWN_RUN += ["--seeds", "1", "--steps", "1", "--set", "max_prompt_tokens=600"]
+OWN_RUN += ["--set", "prompt_template=boxed"]
 
 
 def test_weights_that_cannot_be_fetched_stop_the_command_and_fail_no_run(hub, tmp_path, capsys):
     hub.fault = Fault(kind="cut", match="/large/")
-    assert main(["run", *OWN_RUN, "--template", "boxed", "--runs", str(tmp_path / "runs")]) == 2
+    assert main(["run", *OWN_RUN, "--runs", str(tmp_path / "runs")]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "local hub cache" in said
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]

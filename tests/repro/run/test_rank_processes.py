@@ -492,7 +492,7 @@ def test_two_launchers_of_two_ranks_each_make_one_run(tmp_path):
 
 @pytest.mark.nightly
 def test_of_torchruns_ranks_one_says_why_nothing_starts(tmp_path):
-    said, _ = command(tmp_path, "--template", "nowhere", launcher=TORCHRUN).communicate()
+    said, _ = command(tmp_path, "--set", "steps=nowhere", launcher=TORCHRUN).communicate()
     assert said.count("repro: ") == 1
     assert "nowhere" in said
 
