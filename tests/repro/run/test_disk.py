@@ -18,7 +18,7 @@ from repro.spec.shapes import SHAPES
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.planted import planted
+from tests.repro.run.test_execute import at_once, quiet
 from tests.repro.run.test_shared_work import runs_of
 from tests.said import unsaid
 
@@ -56,54 +56,36 @@ def test_a_disk_that_takes_nothing_is_told_before_anything_runs(
     assert list(folder.iterdir()) == []
 
 
-FULL = """
-import errno, os
-from datetime import UTC, datetime
-from repro.evidence.record import record_of
-
-def carry_out(runs, folder, records, progress, should_stop, threads):
+def filling(runs, folder, records, *more):
+    """Record runs at once, on a disk that is full at one of them."""
     if runs[0].arm.name == "mxfp4":
         raise OSError(errno.ENOSPC, "No space left on device", str(records / "somewhere"))
-    record_of(runs[0], metrics={}, environment={}, started=datetime.now(UTC)).write(records)
-"""
+    return at_once(runs, folder, records)
 
 
-def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(tmp_path, monkeypatch):
-    filling = planted("filling", FULL, tmp_path, monkeypatch)
+def dying(runs, folder, records, *more):
+    """Record runs at once, by a process that dies at its first."""
+    if not (records / "died").exists():
+        (records / "died").touch()
+        os._exit(9)
+    return at_once(runs, folder, records)
+
+
+def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(tmp_path):
     folder, said = tmp_path / "runs", io.StringIO()
-
-    def go(carry_out):
-        console = Console(file=said, width=200)
-        return execute(runs_of(), folder, room=Room(), console=console,
-                       carry_out=carry_out)  # fmt: skip
-
     sentence = f"{folder}/somewhere cannot be used: No space left on device; 2 runs are left"
+    console = Console(file=said, width=200)
     with pytest.raises(DiskError, match=sentence):
-        go(filling.carry_out)
+        execute(runs_of(), folder, room=Room(), console=console, carry_out=filling)
     assert "no disk" in said.getvalue()
     assert len(list(folder.rglob("seed-0.json"))) == 2
     assert not list(folder.rglob("*.failed-*"))
     assert not list(folder.rglob("*.lock"))
 
 
-DIES = """
-import os
-from datetime import UTC, datetime
-from repro.evidence.record import record_of
-
-def carry_out(runs, folder, records, progress, should_stop, threads):
-    if not (records / "died").exists():
-        (records / "died").touch()
-        os._exit(9)
-    record_of(runs[0], metrics={}, environment={}, started=datetime.now(UTC)).write(records)
-"""
-
-
-def test_a_worker_that_dies_before_a_first_checkpoint_is_tried_again(tmp_path, monkeypatch):
-    dying = planted("dying", DIES, tmp_path, monkeypatch)
+def test_a_worker_that_dies_before_a_first_checkpoint_is_tried_again(tmp_path):
     folder = tmp_path / "runs"
-    counts = execute(runs_of(), folder, room=Room(), carry_out=dying.carry_out,
-                     console=Console(file=io.StringIO(), width=200))  # fmt: skip
+    counts = execute(runs_of(), folder, room=Room(), console=quiet(), carry_out=dying)
     assert (folder / "died").exists()
     assert (counts.finished, counts.failed, counts.left) == (len(runs_of()), 0, 0)
     assert not list(folder.rglob("*.failed-*"))

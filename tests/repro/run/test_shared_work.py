@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from repro.evidence.record import failed_record
@@ -16,6 +17,7 @@ from repro.run.worker import Task
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.run.test_execute import at_once
 
 ROOT = Path(__file__).parents[3]
 ARMS = ["bf16", "nf4", "mxfp4", "nvfp4"]
@@ -157,21 +159,16 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
         assert other.take(task).claimed == task
 
 
-# Carries out runs by waiting a little and writing their records; a call to a line.
-CARRY_OUT = """
-import json, os, time
-from datetime import UTC, datetime
-from repro.evidence.record import record_of
-
-def carry_out(runs, folder, records, progress, should_stop, threads):
+def waiting(runs, folder, records, *more):
+    """Record runs after a little while, a call to a line, but for one that fails."""
     with (records / "calls.jsonl").open("a") as file:
-        file.write(json.dumps([os.getppid(), runs[0].digest()]) + "\\n")
+        file.write(json.dumps([os.getppid(), runs[0].digest()]) + "\n")
     time.sleep(0.2)
-    for run in runs:
-        if run.seed == 3:
-            raise ValueError("cannot be done")
-        record_of(run, metrics={}, environment={}, started=datetime.now(UTC)).write(records)
-"""
+    if runs[0].seed == 3:
+        raise ValueError("cannot be done")
+    return at_once(runs, folder, records)
+
+
 SHARING = """
 import json, sys
 sys.path[:0] = [{root!r}]
@@ -179,12 +176,11 @@ from pathlib import Path
 from rich.console import Console
 from repro.run.execute import execute
 from repro.run.several_ranks.room import Room
-from tests.repro.run.test_shared_work import runs_of
-from waiting import carry_out
+from tests.repro.run.test_shared_work import runs_of, waiting
 
 if __name__ == "__main__":
     outcome = execute(runs_of(4), Path({folder!r}), room=Room(), console=Console(),
-                      carry_out=carry_out)
+                      carry_out=waiting)
     print(json.dumps([outcome.before + outcome.finished, outcome.failed, outcome.left]))
 """
 
@@ -192,7 +188,6 @@ if __name__ == "__main__":
 def test_two_starts_share_the_work_and_both_know_how_it_ended(tmp_path):
     folder, script = tmp_path / "runs", tmp_path / "sharing.py"
     script.write_text(SHARING.format(root=str(ROOT), folder=str(folder)))
-    (tmp_path / "waiting.py").write_text(CARRY_OUT)
     processes = [
         subprocess.Popen([sys.executable, str(script)], cwd=ROOT, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT, text=True)
