@@ -127,7 +127,7 @@ def test_all_that_a_line_has_wrong_is_said_at_once_without_torch(line, words, tm
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("rnu table1", "'rnu'|mean run?|list, train, plan, run"),
+        ("rnu table1", "'rnu'|mean run?|list, train, plan, memory, run"),
         ("run", "run: |required: TARGET"),
         ("run figure1", "figure1: "),
         ("check --jsn", "--jsn|mean --json?"),
