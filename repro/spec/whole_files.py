@@ -5,8 +5,8 @@ disk that fills up, leaves what was there before. The next write of the same nam
 killed process left.
 
 A result goes where its name leads. Links are followed; a pipe or a character device (`/dev/null`,
-`/dev/stdout`) is written into; a file that is replaced hands on its mode. Other hard links to it
-keep the old content, as backups by hard links need.
+`/dev/stdout`) is written into; a file that is replaced hands on its mode and, where permitted, its
+owner. Other hard links to it keep the old content, as backups by hard links need.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
 
     Raises
     ------
-    OSError
+    OSError, ValueError
         Where `place_of` refuses a path, or its disk does; the error names the path.
     """
     with ExitStack() as stack:
@@ -103,6 +103,8 @@ def place_of(path: Path) -> Path:
     ------
     OSError
         For a folder, a loop of links, a socket, a closed descriptor or a file closed to writing.
+    ValueError
+        For a block device, whose content a result would destroy.
     """
     named = path
     for _ in range(_MOST_LINKS):
@@ -115,6 +117,8 @@ def place_of(path: Path) -> Path:
     place = folder / path.name
     if folder == _descriptors() and not place.exists():
         raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(named))
+    if place.is_block_device():
+        raise ValueError(f"{named} is a block device; a result needs a file")
     if place.exists() and not _is_stream(place):
         os.close(os.open(place, os.O_WRONLY))
     return place
@@ -162,14 +166,18 @@ def _write_into(place: Path, content: bytes) -> None:
 
 
 def _written(room: Path, content: bytes, old: Path | None = None) -> Path:
-    """Write a file to the disk, by the umask or with the mode of `old`; return it."""
+    """Write a file to the disk, by the umask or with the mode and owner of `old`; return it."""
     path = room / "whole"
     with path.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
         if old is not None:
-            os.fchmod(file.fileno(), stat.S_IMODE(old.stat().st_mode))
+            state = old.stat()
+            for owner in ((-1, state.st_gid), (state.st_uid, -1)):
+                with suppress(PermissionError):
+                    os.fchown(file.fileno(), *owner)
+            os.fchmod(file.fileno(), stat.S_IMODE(state.st_mode))
     return path
 
 

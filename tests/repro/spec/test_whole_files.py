@@ -19,7 +19,7 @@ from repro.spec.whole_files import (
     write_new,
 )
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes devices")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes devices, gives files away")
 
 
 def test_a_file_system_without_hard_links_still_never_overwrites(tmp_path, monkeypatch):
@@ -173,11 +173,22 @@ def test_a_new_file_has_the_mode_of_the_umask(tmp_path, umask, mode):
 
 
 @as_root
-def test_a_device_stays_one(tmp_path):
-    null, full = tmp_path / "null", tmp_path / "full"
+def test_a_file_keeps_its_owner(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    os.chown(path, 1234, 5678)
+    replace_text(path, "new")
+    assert (path.stat().st_uid, path.stat().st_gid) == (1234, 5678)
+    assert path.read_text() == "new"
+
+
+@as_root
+def test_a_device_stays_one_and_a_disk_is_refused(tmp_path):
+    null, full, disk = tmp_path / "null", tmp_path / "full", tmp_path / "disk"
     try:
         os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
         os.mknod(full, stat.S_IFCHR | 0o666, os.makedev(1, 7))
+        os.mknod(disk, stat.S_IFBLK | 0o666, os.makedev(7, 250))
     except PermissionError:
         pytest.skip("devices cannot be made here")
     (tmp_path / "link").symlink_to(null)
@@ -186,6 +197,8 @@ def test_a_device_stays_one(tmp_path):
     with pytest.raises(OSError, match="No space left") as caught:
         replace_text(full, "text")
     assert caught.value.filename == str(full)
+    with pytest.raises(ValueError, match="block device"):
+        replace_text(disk, "text")
 
 
 def test_a_pipe_and_open_descriptors_are_written_into(tmp_path, capfd):
