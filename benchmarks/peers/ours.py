@@ -30,11 +30,11 @@ from repro.procedures.train import learner_of_run, loaded, train_run
 from repro.reward.custom import reward_named
 from repro.rl.advantage import Advantages
 from repro.rl.collect import Graded, Rollout
-from repro.rl.learner import Learner, StepInputs
+from repro.rl.learner import Learner
 from repro.rl.loop import Hooks
 from repro.rl.rollout_receipts import Values
 from repro.rl.rows import make_rows, mean_of, token_mean
-from repro.rl.step import StepOutput
+from repro.rl.step import StepInputs, StepOutput
 from repro.rl.training_state import TrainState, fresh_state
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion
@@ -166,7 +166,7 @@ def drawn_rollout(drawn: dict[str, Any]) -> Rollout:
 def update(learner: Learner, state: TrainState, rollout: Rollout, step: int) -> StepOutput:
     """Make the passes and the optimiser step of a rollout."""
     every = torch.arange(len(rollout.rows))
-    part = StepInputs(step=step, rollout=rollout, index=every, old=None, reference=None)
+    part = StepInputs(step=step, rollout=rollout, index=every)
     output = learner.backward(part, state)
     learner.step(step)
     return output

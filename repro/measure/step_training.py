@@ -32,7 +32,7 @@ from repro.rl.collect import GradingRequest, Score
 from repro.rl.learner import learner_of
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
-from repro.rl.trainer import Training, everything, iterate, prepare
+from repro.rl.trainer import Training, everything, iterate
 from repro.rl.training_state import TrainState
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.arm import Arm
@@ -80,9 +80,10 @@ def training_of(
     )
     whole = PointSampler(inner=learner.sampler, point=point)
     learner = dataclasses.replace(learner, sampler=whole)
-    t = prepare(learner, RandomPrompts(policy, point, seed), paid_evenly(run, pool))
-    return dataclasses.replace(
-        t,
+    return Training(
+        learner=learner,
+        source=RandomPrompts(policy, point, seed),
+        score=paid_evenly(run, pool),
         # The second micro-batch meets the first one's gradients: that is the peak.
         taking_part=first_micro_batches(2, micro_tokens) if point.memory_only else everything,
     )

@@ -25,6 +25,7 @@ from repro.rl.optimizers import build_optimizer, scheduled_step
 from repro.rl.rollout_receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.step import (
+    StepInputs,
     StepOutput,
     accumulate_step,
     evaluate_rows,
@@ -36,30 +37,6 @@ from repro.rollout.sampler import Completion, Sampler, shared
 from repro.spec.config import RunConfig, TrainScale
 
 During = Literal["rollout", "update"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepInputs:
-    """The inputs of an optimiser step: its rows, and log-probabilities for the loss.
-
-    Attributes
-    ----------
-    step
-        The optimiser step, counted from 0.
-    index : Tensor, (b,), int64
-        The rows of the rollout that the step trains on.
-    old : Tensor or None, (B, T)
-        Log-probabilities in the ratio's denominator; None takes those of the step's own forward
-        pass, so that the ratio is exactly 1.
-    reference : Tensor or None, (B, T)
-        Log-probabilities under the reference policy.
-    """
-
-    step: int
-    rollout: Rollout
-    index: Tensor
-    old: Tensor | None
-    reference: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -162,11 +139,8 @@ class Learner:
         budget = self._micro_tokens(part.rollout.rows, part.index, state)
         output, fitting = accumulate_step(
             self.policy,
-            part.rollout,
-            part.index,
+            part,
             self.run,
-            old_logprobs=part.old,
-            ref_logprobs=part.reference,
             parameters=self.parameters,
             micro_tokens=budget,
             kept_blocks=self.kept_blocks,

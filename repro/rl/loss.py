@@ -103,8 +103,6 @@ def policy_loss(
 ) -> LossResult:
     """Return one micro-batch's share of the loss of an optimiser step.
 
-    Raises `ValueError` if the log-probabilities for a configured term are missing.
-
     Parameters
     ----------
     logprobs
@@ -133,8 +131,7 @@ def policy_loss(
 
     weight = torch.ones_like(logprobs)
     if config.importance_cap is not None:
-        if sampled_logprobs is None:
-            raise ValueError("loss.importance_cap is set; it needs the sampler's log-probabilities")
+        assert sampled_logprobs is not None
         off = torch.where(mask, old - sampled_logprobs, 0).detach()
         if by_sequence:
             off = off.sum(1, keepdim=True).expand_as(mask)
@@ -142,8 +139,7 @@ def policy_loss(
     per_token = -weight * gain
     kl = torch.zeros_like(logprobs)
     if config.beta > 0:
-        if ref_logprobs is None:
-            raise ValueError("loss.beta is set; it needs the reference policy's log-probabilities")
+        assert ref_logprobs is not None
         distance = _bounded(torch.where(mask, ref_logprobs - logprobs, 0))
         kl = torch.expm1(distance) - distance
         per_token = per_token + config.beta * kl
@@ -173,17 +169,11 @@ def aggregate(
 ) -> Tensor:
     """Return the micro-batch's share of the step's average of per-token values.
 
-    Raises `ValueError` if no token of the step counts.
-
     Parameters
     ----------
     per_token, mask
         (B, T) float; (B, T) bool.
     """
-    if counts.rows < 1 or counts.tokens < 1:
-        raise ValueError(
-            f"the step counts {counts.rows} rows and {counts.tokens} tokens; a loss needs some"
-        )
     values = torch.where(mask, per_token, 0)  # (B, T)
     if aggregation == "sequence_mean":
         lengths = mask.sum(1).clamp(min=1)

@@ -50,8 +50,8 @@ class NoiseReceipt:
         Standard deviation asked for.
     sigma_realised
         Root mean square of the added noise over all channels of all that was touched.
-    channels, channels_changed
-        Channels of those, and how many of them really moved.
+    channels_changed
+        Channels of those that really moved.
     digest
         SHA-256 of the noise added, module by module; empty when nothing was touched.
     """
@@ -61,7 +61,6 @@ class NoiseReceipt:
     sigma: float
     sigma_realised: float
     modules: tuple[str, ...]
-    channels: int
     channels_changed: int
     digest: str
 
@@ -168,7 +167,6 @@ def receipt_of(drawn: dict[str, Tensor], *, form: str, stage: int, sigma: float)
         sigma=sigma,
         sigma_realised=math.sqrt(squares / channels) if channels else 0.0,
         modules=tuple(drawn),
-        channels=channels,
         channels_changed=changed,
         digest=digest.hexdigest() if drawn else "",
     )

@@ -22,14 +22,9 @@ from repro.spec.schedule import learning_rate_of_run
 
 
 def build_optimizer(
-    parameters: dict[str, nn.Parameter], config: OptimizerConfig, *, rates_apart: bool = False
+    parameters: dict[str, nn.Parameter], config: OptimizerConfig
 ) -> torch.optim.Optimizer:
     """Return the optimiser over the parameters, in their order.
-
-    Parameters
-    ----------
-    rates_apart
-        Whether each parameter has a group, and so a learning rate, of its own.
 
     Raises
     ------
@@ -40,10 +35,8 @@ def build_optimizer(
     """
     if not parameters:
         raise ValueError("there are no trainable parameters; an optimiser needs at least one")
-    ordered: list[Any] = list(parameters.values())
+    ordered = list(parameters.values())
     device = ordered[0].device.type
-    if rates_apart:
-        ordered = [{"params": [parameter]} for parameter in ordered]
     settings: dict[str, Any] = {
         "lr": 0.0,  # set before every step by `scheduled_step`
         "betas": (float(config.beta1), float(config.beta2)),

@@ -70,14 +70,12 @@ def packed_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the completions' tokens.
 
-    Raises `ValueError` when the temperature is not positive, or there are no rows.
-
     Parameters
     ----------
     policy
         Evaluated as it stands, added noise on its norms included.
     rows
-        B rows, T columns.
+        B rows, at least one, T columns.
     temperature
         That of the sampling; positive.
     kept_blocks
@@ -88,12 +86,6 @@ def packed_logprobs(
     logprobs : Tensor, (B, T), float32, with gradient; 0 where the mask is False.
     entropy : Tensor, (B, T), float32, nats; 0 where the mask is False.
     """
-    if temperature <= 0:
-        raise ValueError(
-            f"temperature is {temperature}; log-probabilities under sampling need a positive one"
-        )
-    if len(rows) == 0:
-        raise ValueError("there are no rows; log-probabilities need at least one")
     decoder: Any = policy.decoder
 
     def whole_pass() -> tuple[Tensor, Tensor]:

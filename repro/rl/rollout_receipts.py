@@ -17,7 +17,7 @@ from torch import Tensor
 
 from repro.rl.collect import Rollout
 from repro.rl.noise import NoiseReceipt
-from repro.rl.rows import Mismatch, sampler_mismatch
+from repro.rl.rows import sampler_mismatch
 from repro.rl.training_state import TrainState
 from repro.spec.config import RunConfig
 
@@ -53,11 +53,25 @@ def note_rollout(
     done : Tensor, (rows,), int64
         Indices of the rows that were trained on; the sampler is compared with the trainer on them.
     """
-    rows, mismatch = rollout.rows, None
-    if len(done):
-        mismatch = sampler_mismatch(before[done], rows.sampled_logprobs[done], rows.mask[done])
-    note_facts(state, rollout, receipt)
-    return rollout_values(run, rollout, receipt, mismatch, state)
+    _note_noise(state, receipt)
+    _note_rows(state, rollout)
+    groups = rollout.advantages.groups
+    values: Values = {
+        "sigma": receipt.sigma,
+        "sigma_realised": receipt.sigma_realised,
+        "noise_stage": receipt.stage,
+        "zero_variance_groups": rollout.advantages.zero_variance_groups / groups if groups else 1.0,
+        "informative_groups": rollout.informative,
+        "prompts_consumed": state.draws * run.scale.prompts_per_rollout,
+        **sampler_mismatch(
+            before[done], rollout.rows.sampled_logprobs[done], rollout.rows.mask[done]
+        ),
+    }
+    if run.scale.evaluation.threshold:
+        values["accuracy_sampled"] = rollout.accuracy_sampled
+        # So far, as the prompts consumed are.
+        values["tokens_sampled"] = state.facts["rows"]["tokens_sampled"]
+    return values
 
 
 def note_step(state: TrainState, values: Values) -> None:
@@ -67,37 +81,7 @@ def note_step(state: TrainState, values: Values) -> None:
     state.step += 1
 
 
-def rollout_values(
-    run: RunConfig,
-    rollout: Rollout,
-    receipt: NoiseReceipt,
-    mismatch: Mismatch | None,
-    state: TrainState,
-) -> Values:
-    """Return the values measured once per rollout and written for each of its steps."""
-    groups = rollout.advantages.groups
-    values: Values = {
-        "sigma": receipt.sigma,
-        "sigma_realised": receipt.sigma_realised,
-        "noise_stage": receipt.stage,
-        "zero_variance_groups": rollout.advantages.zero_variance_groups / groups if groups else 1.0,
-        "informative_groups": rollout.informative,
-        "prompts_consumed": state.draws * run.scale.prompts_per_rollout,
-        "sampler_trainer_kl": mismatch.kl if mismatch else None,
-        "sampler_trainer_abs_diff_mean": mismatch.abs_mean if mismatch else None,
-        "sampler_trainer_abs_diff_max": mismatch.abs_max if mismatch else None,
-        "sampler_trainer_exp_abs_diff_mean": mismatch.exp_abs_mean if mismatch else None,
-    }
-    if run.scale.evaluation.threshold:
-        values["accuracy_sampled"] = rollout.accuracy_sampled
-        # So far, as the prompts consumed are.
-        values["tokens_sampled"] = state.facts["rows"]["tokens_sampled"]
-    return values
-
-
-def note_facts(state: TrainState, rollout: Rollout, receipt: NoiseReceipt) -> None:
-    """Add a rollout to the run's receipts."""
-    note_noise(state, receipt)
+def _note_rows(state: TrainState, rollout: Rollout) -> None:
     facts = state.facts
     facts["advantage_group_mean_max"] = max(
         facts.get("advantage_group_mean_max", 0.0), _largest_group_mean(rollout)
@@ -114,7 +98,7 @@ def note_facts(state: TrainState, rollout: Rollout, receipt: NoiseReceipt) -> No
     rows["tokens_sampled"] += rollout.tokens_sampled
 
 
-def note_noise(state: TrainState, receipt: NoiseReceipt) -> None:
+def _note_noise(state: TrainState, receipt: NoiseReceipt) -> None:
     """Add a rollout's perturbation to the run's receipts."""
     noise = state.facts.setdefault(
         "noise",

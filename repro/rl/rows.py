@@ -137,26 +137,20 @@ def spread(values: Tensor, mask: Tensor) -> Tensor:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """Sampler against trainer over one set of rows; see the module docstring."""
+def sampler_mismatch(trainer: Tensor, sampled: Tensor, mask: Tensor) -> dict[str, float | None]:
+    """Compare log-probabilities of the same tokens; (B, T) each, on the CPU, mask bool.
 
-    kl: float
-    abs_mean: float
-    abs_max: float
-    exp_abs_mean: float
-
-
-def sampler_mismatch(trainer: Tensor, sampled: Tensor, mask: Tensor) -> Mismatch:
-    """Compare log-probabilities of the same tokens; (B, T) each, on the CPU, mask bool."""
+    By names of series; see the module docstring. None where no row is compared.
+    """
+    names = ("kl", "abs_diff_mean", "abs_diff_max", "exp_abs_diff_mean")
+    named = [f"sampler_trainer_{name}" for name in names]
+    if not len(mask):
+        return dict.fromkeys(named)
     difference = (trainer.double() - sampled.double())[mask]
     size = difference.abs()
-    return Mismatch(
-        kl=float((torch.expm1(difference) - difference).mean()),
-        abs_mean=float(size.mean()),
-        abs_max=float(size.max()),
-        exp_abs_mean=float(size.exp().mean()),
-    )
+    kl = (torch.expm1(difference) - difference).mean()
+    found = (kl, size.mean(), size.max(), size.exp().mean())
+    return dict(zip(named, map(float, found), strict=True))
 
 
 def token_mean(values: Tensor, mask: Tensor) -> float | None:

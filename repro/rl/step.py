@@ -40,6 +40,30 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepInputs:
+    """The inputs of an optimiser step: its rows, and log-probabilities for the loss.
+
+    Attributes
+    ----------
+    step
+        The optimiser step, counted from 0.
+    index : Tensor, (b,), int64
+        The rows of the rollout that the step trains on.
+    old : Tensor or None, (B, T)
+        Log-probabilities in the ratio's denominator; None takes those of the step's own forward
+        pass, so that the ratio is exactly 1.
+    reference : Tensor or None, (B, T)
+        Log-probabilities under the reference policy.
+    """
+
+    step: int
+    rollout: Rollout
+    index: Tensor
+    old: Tensor | None = None
+    reference: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepOutput:
     """Log-probabilities and entropies of a step's rows, and the sums behind its metrics.
 
@@ -122,18 +146,15 @@ def clear_gradients(parameters: dict[str, nn.Parameter]) -> None:
 
 def accumulate_step(
     policy: Policy,
-    rollout: Rollout,
-    index: Tensor,
+    part: StepInputs,
     run: RunConfig,
     *,
-    old_logprobs: Tensor | None,
-    ref_logprobs: Tensor | None,
     parameters: dict[str, nn.Parameter],
     micro_tokens: int,
     kept_blocks: int | None = 0,
     ranks: Ranks = ALONE,
 ) -> tuple[StepOutput, int]:
-    """Run the passes of a step on rows `index`, and leave the gradient in the parameters.
+    """Run the passes of a step, and leave the gradient in the parameters.
 
     With several ranks each runs its share of the passes and has its share of the gradient; the
     output includes the passes of all ranks.
@@ -142,10 +163,6 @@ def accumulate_step(
 
     Parameters
     ----------
-    old_logprobs
-        (B, T), the ratio's denominator; None takes those of each pass, so the ratio is exactly 1.
-    ref_logprobs
-        (B, T) of the reference policy, or None.
     micro_tokens
         Packed tokens of a micro-batch to begin with; halved whenever memory runs out.
     kept_blocks
@@ -159,29 +176,25 @@ def accumulate_step(
         Of a micro-batch in the attempt that fitted.
     """
     scale: TrainScale = run.scale
-    counting = loss_mask(rollout, mask_truncated=run.arm.loss.mask_truncated)
-    first = micro_tokens
+    counting = loss_mask(part.rollout, mask_truncated=run.arm.loss.mask_truncated)
 
-    def planned(micro_tokens: int) -> Plan:
+    def planned(tokens: int) -> Plan:
         return plan_step(
-            rollout.rows,
-            index,
-            rollout.advantages.values,
+            part.rollout.rows,
+            part.index,
+            part.rollout.advantages.values,
             counting,
             run.arm.loss,
-            micro_tokens=micro_tokens,
+            micro_tokens=tokens,
             micro_batch_rows=scale.micro_batch_rows,
             length_limit=scale.rollout.max_new_tokens,
             ranks=ranks.world,
         )
 
-    def attempt(micro_tokens: int) -> StepOutput:
-        return carry_out(
-            policy, rollout, planned(micro_tokens), run, counting,
-            old_logprobs=old_logprobs, ref_logprobs=ref_logprobs,
-            # After running out of memory, activations are recomputed rather than kept.
-            kept_blocks=kept_blocks if micro_tokens == first else 0, ranks=ranks,
-        )  # fmt: skip
+    def attempt(tokens: int) -> StepOutput:
+        # After running out of memory, activations are recomputed rather than kept.
+        kept = kept_blocks if tokens == micro_tokens else 0
+        return carry_out(policy, part, planned(tokens), run, counting, kept, ranks)
 
     output, fitting = within_memory(
         attempt,
@@ -195,32 +208,27 @@ def accumulate_step(
 
 def carry_out(
     policy: Policy,
-    rollout: Rollout,
+    part: StepInputs,
     plan: Plan,
     run: RunConfig,
     counting: Tensor,
-    *,
-    old_logprobs: Tensor | None,
-    ref_logprobs: Tensor | None,
     kept_blocks: int | None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks,
 ) -> StepOutput:
     """Run a plan's forward and backward passes; see `accumulate_step`.
 
     `counting`: (B, T) bool, the tokens that the loss counts.
     """
-    rows, temperature = rollout.rows, run.rollout.temperature
+    rows, temperature = part.rollout.rows, run.rollout.temperature
     results: list[LossResult] = [_NOTHING] * len(plan.micro_batches)
     passed = []
     sizes = rows.packed_tokens()
     for number in ranks.mine([int(sizes[index].sum()) for index, _ in plan.micro_batches]):
         index, counts = plan.micro_batches[number]
-        part = rows.select(index)
-        new, entropy = packed_logprobs(policy, part, temperature, kept_blocks=kept_blocks)
-        result = loss_of_rows(
-            new, rollout, index, counting, run.arm.loss, counts,
-            old_logprobs=old_logprobs, ref_logprobs=ref_logprobs,
-        )  # fmt: skip
+        new, entropy = packed_logprobs(
+            policy, rows.select(index), temperature, kept_blocks=kept_blocks
+        )
+        result = loss_of_rows(new, part, index, counting, run.arm.loss, counts)
         result.loss.backward()
         # Detached: the graph would hold the activations of the pass.
         results[number] = dataclasses.replace(result, loss=result.loss.detach())
@@ -229,10 +237,9 @@ def carry_out(
     passed += _evaluated(policy, rows, plan.idle, temperature, ranks)
     ranks.meet("passes")
     # Read here and not earlier, so that the host has not waited for the device in between.
-    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
-    _write(passed, into)
+    logprobs, entropies = _written(passed, rows)
     loss = sum(float(result.loss) for result in results)
-    return StepOutput(plan=plan, logprobs=into[0], entropy=into[1], loss=loss, results=results)
+    return StepOutput(plan=plan, logprobs=logprobs, entropy=entropies, loss=loss, results=results)
 
 
 # What a micro-batch of another rank gives here.
@@ -264,23 +271,20 @@ def _of_all(output: StepOutput, ranks: Ranks) -> StepOutput:
 
 def loss_of_rows(
     logprobs: Tensor,
-    rollout: Rollout,
+    part: StepInputs,
     index: Tensor,
     counting: Tensor,
     config: LossConfig,
     counts: StepCounts,
-    *,
-    old_logprobs: Tensor | None,
-    ref_logprobs: Tensor | None,
 ) -> LossResult:
-    """Return the loss of some of a rollout's rows; see `policy_loss`.
+    """Return the loss of some of a step's rows; see `policy_loss`.
 
     Parameters
     ----------
     logprobs
         (b, T') float, with gradient, on any device; of rows `index`, (b,), where T' is the length
         of the longest of them.
-    counting, old_logprobs, ref_logprobs
+    counting
         (B, T), of the whole rollout.
     """
     width = logprobs.shape[1]
@@ -290,13 +294,13 @@ def loss_of_rows(
 
     return policy_loss(
         logprobs,
-        sent(rollout.advantages.values[index], logprobs.device),
+        sent(part.rollout.advantages.values[index], logprobs.device),
         beside(counting),
         config,
         counts,
-        old_logprobs=None if old_logprobs is None else beside(old_logprobs),
-        sampled_logprobs=beside(rollout.rows.sampled_logprobs),
-        ref_logprobs=None if ref_logprobs is None else beside(ref_logprobs),
+        old_logprobs=None if part.old is None else beside(part.old),
+        sampled_logprobs=beside(part.rollout.rows.sampled_logprobs),
+        ref_logprobs=None if part.reference is None else beside(part.reference),
     )
 
 
@@ -326,10 +330,9 @@ def evaluate_rows(
     passed, fitting = within_memory(
         attempt, micro_tokens, smallest=in_single_rows(pieces), forget=lambda: None, ranks=ranks
     )
-    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
-    _write(passed, into)
-    ranks.add(into[0], of="log-probabilities")
-    return into[0], fitting
+    logprobs, _ = _written(passed, rows)
+    ranks.add(logprobs, of="log-probabilities")
+    return logprobs, fitting
 
 
 # Rows of a pass, and their log-probabilities and entropies, (b, T') both, where they were made.
@@ -358,11 +361,13 @@ def _pass_beside(policy: Policy, rows: Rows, temperature: float, count: int) -> 
             (0 * logprobs.sum()).backward()
 
 
-def _write(passed: Sequence[Passed], into: tuple[Tensor, Tensor]) -> None:
-    """Copy the results of passes into (B, T) tensors on the CPU."""
+def _written(passed: Sequence[Passed], rows: Rows) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities and entropies of passes as (B, T) on the CPU, 0 elsewhere."""
+    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
     for index, values in passed:
         for target, value in zip(into, values, strict=True):
             target[index, : value.shape[1]] = value.to(target)
+    return into
 
 
 def zero_missing_gradients(parameters: dict[str, nn.Parameter]) -> None:

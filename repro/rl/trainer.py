@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -46,12 +46,12 @@ from torch import Tensor
 from repro.distributed import BatchError
 from repro.rl.clock import Clock, NoClock, WallClock
 from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
-from repro.rl.learner import Learner, StepInputs
+from repro.rl.learner import Learner
 from repro.rl.loop import Hooks, run_steps
 from repro.rl.noise import NoiseReceipt
 from repro.rl.rollout_receipts import Values, note_rollout, note_step
 from repro.rl.rows import Rows
-from repro.rl.step import step_metrics
+from repro.rl.step import StepInputs, step_metrics
 from repro.rl.training_state import TrainResult, TrainState
 from repro.spec.config import TrainScale
 
@@ -73,7 +73,7 @@ def train(
     Raises `ValueError` if the checkpoint belongs to another run.
     """
     clock = WallClock(within)
-    training = replace(prepare(learner, source, score), hooks=hooks, clock=clock)
+    training = Training(learner=learner, source=source, score=score, hooks=hooks, clock=clock)
     return run_steps(learner, partial(iterate, training), hooks, folder=folder, clock=clock)
 
 
@@ -108,11 +108,6 @@ class Training:
         """The run's scale."""
         scale: TrainScale = self.learner.run.scale
         return scale
-
-
-def prepare(learner: Learner, source: Prompts, score: Score) -> Training:
-    """Return the inputs of `iterate`."""
-    return Training(learner=learner, source=source, score=score)
 
 
 def iterate(t: Training, state: TrainState) -> list[Values]:

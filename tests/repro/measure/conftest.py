@@ -67,10 +67,10 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list that grows by what each update was asked and planned."""
     seen, plain = list[Any](), learner_module.accumulate_step
 
-    def watched(policy: Policy, rollout: Any, index: Any, *given: Any, **named: Any) -> Any:
-        output, tokens = plain(policy, rollout, index, *given, **named)
-        lengths = rollout.rows.lengths()[index].tolist()
-        seen.append(SimpleNamespace(lengths=lengths, plan=output.plan, named=named))
+    def watched(policy: Policy, part: Any, *given: Any, **named: Any) -> Any:
+        output, tokens = plain(policy, part, *given, **named)
+        lengths = part.rollout.rows.lengths()[part.index].tolist()
+        seen.append(SimpleNamespace(lengths=lengths, plan=output.plan, old=part.old))
         return output, tokens
 
     monkeypatch.setattr(learner_module, "accumulate_step", watched)

@@ -56,7 +56,7 @@ def test_every_row_of_a_measured_step_gives_a_gradient_and_one_pass_is_made(
     timed_step(t, state)
     (made,) = passes
     assert sum(map(len, made.plan.pieces)) == 4
-    assert (made.plan.idle, made.named["old_logprobs"]) == ([], None)
+    assert (made.plan.idle, made.old) == ([], None)
 
 
 @pytest.mark.usefixtures("host_clock")

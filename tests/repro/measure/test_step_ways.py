@@ -26,7 +26,7 @@ from repro.rollout.sampler import Completion
 from repro.spec.step_scale import StepPoint, StepScale
 from repro.targets.steps import BF16, BITSANDBYTES, FOLDED, FULL, MXFP4, NF4, NVFP4, RELEASED
 from tests.repro.measure import conftest as small
-from tests.repro.rl.uneven_rows import rollout_of
+from tests.repro.rl.uneven_rows import rollout_of, step_on
 
 SHAPE = small.SHAPE | {"hidden_size": 256, "intermediate_size": 512}
 POINT = StepPoint(
@@ -90,9 +90,8 @@ def gradients_of(arm, rows, device):
         # An engine rearranges the codes that the trainer's kernels read.
         t, _, engine = small.prepared(policy, pool, POINT, arm)
     accumulate_step(
-        policy, rollout_of(rows, (1.0, -0.5, 0.25, -1.0, 2.0, -1.5, 0.5, -0.75)),
-        torch.arange(len(rows)), t.learner.run, old_logprobs=None, ref_logprobs=None,
-        parameters=t.learner.parameters, micro_tokens=MICRO_TOKENS,
+        policy, step_on(rollout_of(rows, (1.0, -0.5, 0.25, -1.0, 2.0, -1.5, 0.5, -0.75))),
+        t.learner.run, parameters=t.learner.parameters, micro_tokens=MICRO_TOKENS,
     )  # fmt: skip
     engine.close()
     return {

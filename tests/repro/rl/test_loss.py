@@ -209,14 +209,3 @@ def test_importance_weights_carry_no_gradient_and_are_truncated():
     assert leaf.grad is not None
     hand = [-w / (3 * n) for w, n in zip(expected, LENGTHS, strict=True)]
     assert leaf.grad[:, 0].tolist() == pytest.approx(hand)
-
-
-def test_terms_without_their_log_probabilities_raise():
-    logprobs, mask = batch()
-    arguments = (logprobs, torch.ones(3), mask)
-    with pytest.raises(ValueError, match="reference policy"):
-        policy_loss(*arguments, LossConfig(beta=0.1), counts_of(mask))
-    with pytest.raises(ValueError, match="sampler's log-probabilities"):
-        policy_loss(*arguments, LossConfig(importance_cap=2.0), counts_of(mask))
-    with pytest.raises(ValueError, match="a loss needs some"):
-        policy_loss(*arguments, LossConfig(), counts_of(torch.zeros_like(mask)))

@@ -18,7 +18,7 @@ from repro.rl.rows import make_rows
 from repro.rl.step import accumulate_step
 from repro.spec.arm import LossConfig
 from tests.repro.rl.conftest import Tabular, make_completion
-from tests.repro.rl.uneven_rows import plain_logprobs, rollout_of
+from tests.repro.rl.uneven_rows import plain_logprobs, rollout_of, step_on
 
 NO_STD = LossConfig(scale_by_std=False)
 TEMPERATURE = 0.6
@@ -130,11 +130,8 @@ def sampled(make_run):
             ).values
             accumulate_step(
                 policy,
-                rollout_of(rows, (advantages if baseline else rewards).tolist()),
-                torch.arange(len(rows)),
+                step_on(rollout_of(rows, (advantages if baseline else rewards).tolist())),
                 run,
-                old_logprobs=None,
-                ref_logprobs=None,
                 parameters={"table": table},
                 micro_tokens=10_000,
             )

@@ -95,7 +95,7 @@ def test_end_tokens_count_and_nothing_after_them_although_padding_is_the_same_to
     assert rows.truncated.tolist() == [False, True, False]
 
 
-def test_broken_completions_and_temperatures_are_refused(rows, policy):
+def test_broken_completions_are_refused():
     bad = dataclasses.replace(make_completion([5]), sampled_logprobs=(float("nan"),))
     for prompt, completion, group_size, message in (
         ([1], make_completion([]), 1, "a completion is empty"),
@@ -105,8 +105,6 @@ def test_broken_completions_and_temperatures_are_refused(rows, policy):
     ):
         with pytest.raises(ValueError, match=message):
             make_rows([prompt], [completion], group_size=group_size)
-    with pytest.raises(ValueError, match="temperature is 0"):
-        packed_logprobs(policy, rows, 0.0)
 
 
 def test_weights_that_lie_one_after_another_are_one_matrix():

@@ -24,7 +24,7 @@ from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import DataConfig, RunConfig
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.rl.uneven_rows import exact_head, exact_norm, trained_of_any_type
+from tests.repro.rl.uneven_rows import exact_head, exact_norm, step_on, trained_of_any_type
 from tests.repro.small_runs import fresh_policy
 
 WORLDS = (2, 3, 4)
@@ -97,7 +97,8 @@ def rollout_step():
 
 def in_float64(monkeypatch):
     """Let norms and the head compute in what comes in; the references of both take float32."""
-    monkeypatch.setattr("kernels.reference.rms_norm", exact_norm)
+    for module in ("reference", "dispatch"):
+        monkeypatch.setattr(f"kernels.{module}.rms_norm", exact_norm)
     monkeypatch.setattr("kernels.dispatch.token_logprobs", exact_head)
 
 
@@ -106,10 +107,10 @@ def passed(step, ranks, index, old, tokens):
     parameters = trained_of_any_type(policy)
     for parameter in parameters.values():
         parameter.grad = None
+    part = step_on(rollout, index, old=old, reference=old if run.arm.loss.beta else None)
     output, _ = accumulate_step(
-        policy, rollout, index, run, old_logprobs=old, ref_logprobs=old if run.arm.loss.beta
-        else None, parameters=parameters, micro_tokens=tokens, ranks=ranks,
-    )  # fmt: skip
+        policy, part, run, parameters=parameters, micro_tokens=tokens, ranks=ranks
+    )
     gradients = {
         name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
         for name, p in parameters.items()

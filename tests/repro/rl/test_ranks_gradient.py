@@ -32,7 +32,7 @@ from repro.rl.noise import perturbed
 from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import shared
 from repro.distributed import ALONE, Ranks
-from repro.rl.step import accumulate_step, zero_missing_gradients
+from repro.rl.step import StepInputs, accumulate_step, zero_missing_gradients
 from tests.repro.small_runs import rewards_of
 
 def body(runs, folder, records, progress, should_stop, threads):
@@ -75,8 +75,10 @@ def body(runs, folder, records, progress, should_stop, threads):
         for parameter in parameters.values():
             parameter.grad = None
         passes.clear()
-        accumulate_step(policy, rollout, index, run, old_logprobs=None, ref_logprobs=None,
-                        parameters=parameters, micro_tokens=tokens, ranks=among)
+        part = StepInputs(step=0, rollout=rollout, index=index)
+        accumulate_step(
+            policy, part, run, parameters=parameters, micro_tokens=tokens, ranks=among
+        )
         zero_missing_gradients(parameters)
         among.add_gradients(parameters, step)
         return torch.cat([p.grad.flatten().double().cpu() for p in parameters.values()])

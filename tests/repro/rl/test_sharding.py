@@ -26,7 +26,8 @@ import torch
 from repro.models.policy import load_policy, trainable_parameters
 from repro.rl.divide import shard
 from repro.rl.training_state import fresh_state
-from repro.rl.learner import StepInputs, learner_of
+from repro.rl.learner import learner_of
+from repro.rl.step import StepInputs
 from repro.distributed import Ranks
 from tests.repro.rl.uneven_rows import exact_head, exact_norm
 
@@ -41,7 +42,8 @@ def body(runs, folder, records, progress, should_stop, threads):
         "tiny", weight_format="bf16", training="full", device="cpu", compute_dtype=asked["dtype"]
     )
     if asked["wide"]:
-        kernels.reference.rms_norm, kernels.dispatch.token_logprobs = exact_norm, exact_head
+        kernels.reference.rms_norm = kernels.dispatch.rms_norm = exact_norm
+        kernels.dispatch.token_logprobs = exact_head
         policy.model.double()
     counted = sum(p.numel() for p in policy.model.parameters())
     if ranks.world > 1:
@@ -57,7 +59,7 @@ def body(runs, folder, records, progress, should_stop, threads):
     values = []
     for step in range(state.step, asked["until"]):
         rows = torch.tensor([[*range(15)], [7, 13]][step])
-        part = StepInputs(step=step, rollout=rollout, index=rows, old=None, reference=None)
+        part = StepInputs(step=step, rollout=rollout, index=rows)
         output = learner.backward(part, state)
         moved = learner.step(step)
         values.append([output.loss, moved["grad_norm"]])
@@ -100,6 +102,7 @@ def go(step, made_alone, tmp_path, monkeypatch, warm_workers):
     # One process alone is this one: what its body replaces has to come back.
     replaced = (
         (reference, "rms_norm"),
+        (dispatch, "rms_norm"),
         (dispatch, "token_logprobs"),
         (learner, "trainable_parameters"),
     )

@@ -20,6 +20,7 @@ from tests.repro.rl.uneven_rows import (
     largest_gap,
     plain_logprobs,
     rollout_of,
+    step_on,
     take_gradients,
     trained_of_any_type,
 )
@@ -49,11 +50,10 @@ def use_head(monkeypatch, head):
 
 
 def go(policy, rows, run, micro_tokens, **settings):
-    advantages = settings.pop("advantages", ADVANTAGES)
+    rollout = rollout_of(rows, settings.pop("advantages", ADVANTAGES))
     return accumulate_step(
-        policy, rollout_of(rows, advantages), EVERY_ROW, run,
+        policy, step_on(rollout, **settings), run,
         parameters=trained_of_any_type(policy), micro_tokens=micro_tokens,
-        **{"old_logprobs": None, "ref_logprobs": None} | settings,
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def test_any_cut_gives_the_whole_steps_gradient_in_float64(rows, in_double, run_
     advantages = (1.0, -0.5, 0.0, 2.0, 0.0, 0.75)
 
     def gradient(micro_tokens):
-        go(in_double, rows, run, micro_tokens, old_logprobs=old, ref_logprobs=ref,
+        go(in_double, rows, run, micro_tokens, old=old, reference=ref,
            advantages=advantages)  # fmt: skip
         return take_gradients(in_double)
 
@@ -175,7 +175,7 @@ def test_the_steps_loss_and_log_probabilities_are_those_of_each_row_alone(rows, 
     old = new.detach() - 0.01
     counts = StepCounts(rows=6, tokens=sum(LENGTHS), length_limit=12)
     whole = policy_loss(new, torch.tensor(ADVANTAGES), rows.mask, GRPO, counts, old_logprobs=old)
-    output, _ = go(policy, rows, run_of(), 25, old_logprobs=old)
+    output, _ = go(policy, rows, run_of(), 25, old=old)
     assert output.loss == pytest.approx(float(whole.loss.detach()), abs=1e-6)
     torch.testing.assert_close(output.logprobs, new.detach(), rtol=0, atol=2e-5)
     evaluated, fitting = evaluate_rows(policy, rows, EVERY_ROW, 1.0, micro_tokens=25)

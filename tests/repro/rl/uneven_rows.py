@@ -14,6 +14,7 @@ from repro.models.policy import Policy
 from repro.rl.advantage import Advantages
 from repro.rl.collect import Graded, Rollout
 from repro.rl.rows import Rows, make_rows, spread
+from repro.rl.step import StepInputs
 from repro.rollout.sampler import Completion
 from repro.spec.arm import LossConfig
 
@@ -54,6 +55,12 @@ def rollout_of(rows: Rows, advantages: Sequence[float] = ADVANTAGES) -> Rollout:
         tokens_sampled=int(rows.mask.sum()),
         informative=1.0,
     )
+
+
+def step_on(rollout: Rollout, index: Tensor | None = None, **logprobs: Tensor | None) -> StepInputs:
+    """Return a step on rows of a rollout, by default on all, with old or reference ones."""
+    rows = torch.arange(len(rollout.rows)) if index is None else index
+    return StepInputs(step=0, rollout=rollout, index=rows, **logprobs)
 
 
 def plain_logprobs(policy: Policy, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
