@@ -76,6 +76,14 @@ def refused(folder):
         ("quantization_config", "nvfp4", "field quantization_config is 'nvfp4'; "),
         ("quantization_config", {"quant_method": "compressed-tensors", "config_groups": "x"}, ""),
         ("model_type", ["qwen2"], "model_type is"),
+        ("model_type", "gpt2", "'gpt2'; this project builds qwen2, qwen3, llama"),
+        ("hidden_act", "gelu", "hidden_act is 'gelu'"),
+        ("layer_types", ["full_attention", "sliding_attention"], "['sliding_attention']; needed"),
+        (
+            "rope_parameters",
+            {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+            "rope_type is 'dynamic'",
+        ),
     ],
 )
 def test_a_field_of_the_wrong_type_is_named(copied, field, value, sentence):

@@ -1,6 +1,5 @@
 """Loading a policy: what is quantised, what is trainable, and what is refused."""
 
-import shutil
 import subprocess
 import sys
 
@@ -8,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kernels import reference
+from repro.models.checkpoint import write_quantized
 from repro.models.policy import load_policy, trainable_parameters
-from tests.repro.models.conftest import edit_config
+from tests.repro.models.conftest import require_same_weights
 
 FORMATS = ("nvfp4", "mxfp4", "nf4")
 
@@ -30,42 +29,12 @@ def test_bf16_policy_has_the_logits_of_transformers_in_its_dtype(folder, token_i
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_quantised_policy_equals_transformers_on_dequantised_weights(
-    folder, token_ids, weight_format
+def test_a_quantised_policy_has_the_weights_of_its_checkpoint_in_the_format(
+    folder, tmp_path, weight_format
 ):
-    utils = pytest.importorskip(
-        "compressed_tensors.quantization.utils", reason="needs compressed-tensors' global scale"
-    )
-    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    weights = {
-        name: linear.weight.detach()
-        for name, linear in stock.model.named_modules()
-        if name.endswith("_proj")
-    }
-    with torch.no_grad():
-        for name, linear in stock.model.named_modules():
-            if not name.endswith("_proj"):
-                continue
-            scale = None
-            if weight_format == "nvfp4":
-                parent, leaf = name.rsplit(".", 1)
-                groups = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), (leaf,)]
-                mates = next(group for group in groups if leaf in group)
-                amax = torch.stack([weights[f"{parent}.{mate}"].abs().max() for mate in mates])
-                amax = amax.bfloat16()  # as the file holds them, and as a recipe is chosen by
-                encode = utils.generate_gparam(-amax.max(), amax.max())
-                scale = encode.double().reciprocal()
-            recipe = "bfloat16" if weight_format == "nvfp4" else "float32"
-            quantized = reference.quantize(
-                weights[name], weight_format, global_scale=scale, recipe=recipe
-            )
-            linear.weight = torch.nn.Parameter(reference.dequantize(quantized))
-    ours = load(folder, weight_format)
-    assert torch.equal(ours.model(input_ids=token_ids).logits, stock(input_ids=token_ids).logits)
-    dense = load(folder, "bf16")
-    assert not torch.equal(
-        ours.model(input_ids=token_ids).logits, dense.model(input_ids=token_ids).logits
-    )
+    # Which transformers reads as it is read here (test_checkpoint, test_bitsandbytes_files).
+    stored = write_quantized(folder, tmp_path / "stored", weight_format).folder
+    require_same_weights(load(folder, weight_format), load(stored, weight_format))
 
 
 def test_facts_say_what_was_done(folder):
@@ -140,14 +109,6 @@ def test_casting_the_model_leaves_codes_and_scales_alone(folder):
 def test_contradictory_arguments_are_refused(make_checkpoint, arguments, message):
     with pytest.raises(ValueError, match=message):
         load(make_checkpoint("qwen2"), **arguments)
-
-
-def test_unknown_architecture_is_refused_by_name(tmp_path, make_checkpoint):
-    folder = tmp_path / "other"
-    shutil.copytree(make_checkpoint("qwen2"), folder)
-    edit_config(folder, lambda values: values.update(model_type="gpt2"))
-    with pytest.raises(ValueError, match=r"gpt2.*qwen2, qwen3, llama"):
-        load(folder)
 
 
 def test_width_that_the_format_cannot_block_names_the_projection(make_checkpoint):
