@@ -15,9 +15,13 @@ Hopper kernels cannot be compiled, one warning says why and the portable path se
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,30 +30,12 @@ from torch.nn import functional
 from kernels import reference, reference_train
 from kernels.formats import QuantizedWeight
 from kernels.packing import PackedWeight, unpack
-from kernels.reference import shared_global_scale
-from kernels.reference_train import Before, Projections
-from kernels.segments import Segments
-
-__all__ = [
-    "PackedWeight",
-    "QuantizedWeight",
-    "dequantize",
-    "fuses_codes",
-    "launches_overlap",
-    "linear",
-    "packed_attention",
-    "projected",
-    "quantize",
-    "reads_packed",
-    "rms_norm",
-    "shared_global_scale",
-    "swiglu",
-    "token_logprobs",
-]
 
 # Names the kernels that serve: `portable`, or unset for the device's own.
 ROAD = "REPRO_KERNELS"
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 @lru_cache(maxsize=1)
@@ -83,7 +69,7 @@ def _serves(device: torch.device) -> bool:
     return device.type == "cuda" and _has_triton() and _capability(_index(device)) >= (8, 0)
 
 
-def _portable(tensor: Tensor) -> bool:
+def _portable(tensor: Tensor, *others: object) -> bool:
     return _serves(tensor.device)
 
 
@@ -107,21 +93,6 @@ def _hopper(index: int) -> bool:
         warnings.warn(f"Hopper kernels are off, Triton serves instead: {reason}", stacklevel=2)
         return False
     return True
-
-
-def quantize(
-    weight: Tensor,
-    format: str,
-    *,
-    global_scale: Tensor | None = None,
-    recipe: str = "float32",
-) -> QuantizedWeight:
-    """Quantise a weight matrix to 4 bits."""
-    if _portable(weight):
-        from kernels.triton import quantize as kernel
-
-        return kernel.quantize(weight, format, global_scale=global_scale, recipe=recipe)
-    return reference.quantize(weight, format, global_scale=global_scale, recipe=recipe)
 
 
 def reads_packed(device: torch.device, dtype: torch.dtype) -> bool:
@@ -193,70 +164,37 @@ def dequantize(
     return reference.dequantize(weight, dtype)
 
 
-def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
-    """Normalise by the root mean square, with added noise on the gain (AQN) or without."""
-    if _portable(x):
-        from kernels.triton import rms_norm as kernel
-
-        return kernel.rms_norm(x, gain, eps, noise)
-    return reference.rms_norm(x, gain, eps, noise)
+def _same_types(hidden: Tensor, lm_head_weight: Tensor, *others: object) -> bool:
+    return _portable(hidden) and hidden.dtype == lm_head_weight.dtype
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """Return silu(gate) * up of the two halves of the last dimension."""
-    if _portable(gate_up):
-        from kernels.triton import swiglu as kernel
-
-        return kernel.swiglu(gate_up)
-    return reference.swiglu(gate_up)
+def _sixteen_bits(qkv: Tensor, *others: object) -> bool:
+    return _portable(qkv) and qkv.dtype in _SIXTEEN_BITS
 
 
-def projected(
-    x: Tensor,
-    projections: Projections,
-    a: Tensor | None,
-    b: Tensor | None,
-    gain: Tensor | None = None,
-    before: Before = None,
-) -> tuple[Tensor, Tensor]:
-    """Multiply x, normed, gated or as it is, by projections with adapters; x comes back, too."""
-    if _portable(x):
-        from kernels.triton import projections as kernel
+def _with_kernel(
+    plain: Callable[P, Result], module: str, serves: Callable[..., bool] = _portable
+) -> Callable[P, Result]:
+    """Return what calls a module's kernel of the reference's name where that serves.
 
-        return kernel.projected(x, projections, a, b, gain, before)
-    return reference_train.projected(x, projections, a, b, gain, before)
+    `serves` is asked with the arguments by position.
+    """
 
+    @functools.wraps(plain)
+    def chosen(*args: P.args, **named: P.kwargs) -> Result:
+        if not serves(*args):
+            return plain(*args, **named)
+        kernels = importlib.import_module(f"kernels.triton.{module}")
+        kernel: Callable[P, Result] = getattr(kernels, plain.__name__)
+        return kernel(*args, **named)
 
-def packed_attention(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    segments: Segments,
-    *,
-    query_heads: int,
-    scale: float,
-) -> Tensor:
-    """Rotate and attend inside each row of a packed pass; on a GPU one call whatever the rows."""
-    if _portable(qkv) and qkv.dtype in _SIXTEEN_BITS:
-        from kernels.triton import packed_attention as kernel
-
-        return kernel.packed_attention(
-            qkv, cos, sin, segments, query_heads=query_heads, scale=scale
-        )
-    return reference_train.packed_attention(
-        qkv, cos, sin, segments, query_heads=query_heads, scale=scale
-    )
+    return chosen
 
 
-def token_logprobs(
-    hidden: Tensor,
-    lm_head_weight: Tensor,
-    token_ids: Tensor,
-    temperature: float,
-) -> tuple[Tensor, Tensor]:
-    """Return logprob and entropy of the policy at each row, differentiable."""
-    if _portable(hidden) and hidden.dtype == lm_head_weight.dtype:
-        from kernels.triton import logprobs as kernel
-
-        return kernel.token_logprobs(hidden, lm_head_weight, token_ids, temperature)
-    return reference.token_logprobs(hidden, lm_head_weight, token_ids, temperature)
+shared_global_scale = reference.shared_global_scale
+quantize = _with_kernel(reference.quantize, "quantize")
+rms_norm = _with_kernel(reference.rms_norm, "rms_norm")
+swiglu = _with_kernel(reference.swiglu, "swiglu")
+projected = _with_kernel(reference_train.projected, "projections")
+packed_attention = _with_kernel(reference_train.packed_attention, "packed_attention", _sixteen_bits)
+token_logprobs = _with_kernel(reference.token_logprobs, "logprobs", _same_types)

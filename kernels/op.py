@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from kernels import timing
-from kernels.formats import QuantizedWeight
 
 Shape = tuple[int, ...]
 Arguments = tuple[Any, ...]
@@ -108,20 +107,23 @@ class Op:
         """Return the result of a call and all that it wrote, as tensors; the arguments stay."""
         own = list(arguments)
         for place in self.written:
-            own[place] = own[place].clone()
+            own[place] = copied(own[place])
         result = self.call(function, tuple(own))
-        return (*_tensors(result), *(own[place] for place in self.written))
+        found = _tensors_of((result, [own[place] for place in self.written]))
+        return tuple(t.view(torch.uint8) if t.dtype == torch.float8_e4m3fn else t for t in found)
 
 
-def _tensors(result: Any) -> tuple[Tensor, ...]:
-    """Return the tensors of a result; 8-bit floats as their bytes."""
-    if result is None:
-        return ()
-    if isinstance(result, QuantizedWeight):
-        return _tensors(tuple(tensor for _, tensor in sorted(result.tensors().items())))
-    if isinstance(result, tuple):
-        return tuple(tensor for part in result for tensor in _tensors(part))
-    return (result.view(torch.uint8) if result.dtype == torch.float8_e4m3fn else result,)
+def _tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of arguments or results, those inside dataclasses too."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors_of(part)
+    elif isinstance(value, dict):
+        yield from _tensors_of(tuple(value.values()))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _tensors_of([getattr(value, f.name) for f in dataclasses.fields(value)])
 
 
 def copied(value: Any) -> Any:
@@ -149,15 +151,7 @@ def rotated(arguments: Arguments) -> list[Arguments]:
 
 def tensor_bytes(value: Any) -> int:
     """Return the bytes of all tensors in arguments."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, tuple | list):
-        return sum(tensor_bytes(part) for part in value)
-    if isinstance(value, dict):
-        return tensor_bytes(tuple(value.values()))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return tensor_bytes(tuple(getattr(value, f.name) for f in dataclasses.fields(value)))
-    return 0
+    return sum(tensor.nbytes for tensor in _tensors_of(value))
 
 
 def normal(*shape: int, dtype: torch.dtype, device: str, seed: int) -> Tensor:

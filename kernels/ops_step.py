@@ -172,17 +172,6 @@ def _adapted_swiglu_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: 
     return gate_up, z, b, 0.5, _overlap(device)
 
 
-# Arguments of `choose`, all by name but the first.
-_CHOICE = (
-    "temperature", "greedy", "tokens", "positions", "counts", "limits", "status", "uniforms",
-    "out_tokens", "out_logprobs", "ends", "overlap",
-)  # fmt: skip
-_CHOSEN = tuple(
-    1 + _CHOICE.index(name)
-    for name in ("tokens", "positions", "counts", "status", "out_tokens", "out_logprobs")
-)
-
-
 def _choose_inputs(
     greedy: bool, shape: Shape, dtype: torch.dtype, device: str, seed: int
 ) -> Arguments:
@@ -202,19 +191,20 @@ def _choose_inputs(
     if M >= 6:
         limits[1], positions[2] = counts[1] + 1, -1
         logits[3, V - 1], logits[4, 0], logits[5, V // 2] = 60.0, float("nan"), float("inf")
-    state = (
-        torch.randint(0, V, (M,), generator=generator),
-        positions,
-        counts,
-        limits,
-        torch.zeros(M, dtype=torch.int32),
-        torch.rand(M, 8, generator=generator, dtype=torch.float64),
-        torch.zeros(M, 8, dtype=torch.int32),
-        torch.zeros(M, 8),
-        ends,
-    )
-    on_device = (tensor.to(device) for tensor in state)
-    return logits, torch.tensor(0.7, device=device), greedy, *on_device, _overlap(device)
+    rows = {
+        "tokens": torch.randint(0, V, (M,), generator=generator),
+        "positions": positions,
+        "counts": counts,
+        "limits": limits,
+        "status": torch.zeros(M, dtype=torch.int32),
+        "uniforms": torch.rand(M, 8, generator=generator, dtype=torch.float64),
+        "out_tokens": torch.zeros(M, 8, dtype=torch.int32),
+        "out_logprobs": torch.zeros(M, 8),
+        "ends": ends,
+        "temperature": torch.tensor(0.7),
+    }
+    on_device = {name: tensor.to(device) for name, tensor in rows.items()}
+    return logits, reference_step.StepRows(**on_device), greedy, _overlap(device)
 
 
 def _as_reference(reference: Callable[..., Any], *by_name: str) -> Callable[[Arguments], Dense]:
@@ -255,8 +245,8 @@ def _choose_op(name: str, greedy: bool) -> Op:
         large=(64, 152064),
         nbytes=lambda s: 4 * s[0] * s[1],
         flops=lambda s: 4 * s[0] * s[1],
-        named=_CHOICE,
-        written=_CHOSEN,
+        named=("greedy", "overlap"),
+        written=(1,),
         bound=1e-5,
     )
 

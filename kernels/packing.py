@@ -79,16 +79,6 @@ class PackedWeight:
         tensors = [self.packs, self.gain, *self.extras.values()]
         return sum(tensor.nbytes for tensor in tensors)
 
-    def to(self, device: torch.device | str) -> PackedWeight:
-        """Return the same weight on another device."""
-        return PackedWeight(
-            format=self.format,
-            shape=self.shape,
-            packs=self.packs.to(device),
-            gain=self.gain.to(device),
-            extras={name: tensor.to(device) for name, tensor in self.extras.items()},
-        )
-
 
 @lru_cache(maxsize=8)
 def _scatter_tables(device: torch.device) -> Tensor:

@@ -105,7 +105,7 @@ def quantize(
         that the format does not have.
     """
     spec = format_named(format)
-    _check_weight(weight, spec)
+    check_weight(weight, spec)
     require_options(spec.name, has_global_scale=global_scale is not None, recipe=recipe)
     with torch.no_grad():
         block_amax = _block_amax(weight, spec)
@@ -137,7 +137,7 @@ def shared_global_scale(weights: Sequence[Tensor], recipe: str = "float32") -> T
     spec = format_named("nvfp4")
     amaxes = []
     for weight in weights:
-        _check_weight(weight, spec)
+        check_weight(weight, spec)
         amaxes.append(_block_amax(weight, spec).amax())
     return encode_scale_of(torch.stack(amaxes).amax(), recipe).double().reciprocal()
 
@@ -176,7 +176,8 @@ def decoded_block_scales(weight: QuantizedWeight) -> Tensor:
     return scales
 
 
-def _check_weight(weight: Tensor, spec: Format) -> None:
+def check_weight(weight: Tensor, spec: Format) -> None:
+    """Raise `ValueError` unless a weight is a matrix that a format can hold."""
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(
             f"weight is {weight.dtype} of shape {tuple(weight.shape)}; "
@@ -220,11 +221,17 @@ def _rounded(values: Tensor, recipe: str) -> Tensor:
     return values.bfloat16().float() if recipe == "bfloat16" else values
 
 
-def encode_scale_of(amax: Tensor, recipe: str) -> Tensor:
-    """Return g = 2688 / amax, float32; 1 where that overflows, as compressed-tensors does.
+def encode_scale_of(amax: Tensor, recipe: str, global_scale: Tensor | None = None) -> Tensor:
+    """Return g, (), float32: that of a global scale, or 2688 / amax where none is given.
 
-    Computed from the reciprocal, with two roundings, as PyTorch divides a number by a tensor.
+    1 where that overflows, as compressed-tensors does. Computed from the reciprocal, with two
+    roundings, as PyTorch divides a number by a tensor.
     """
+    if global_scale is not None:
+        g = global_scale.to(amax.device).double().reciprocal().float().reshape(())
+        if not (bool(torch.isfinite(g)) and float(g) > 0):
+            raise ValueError(f"global_scale is {float(global_scale)}; it must be positive, finite")
+        return g
     inverse = _rounded(amax.clamp(min=torch.finfo(torch.float32).tiny).reciprocal(), recipe)
     g = _rounded(inverse * (E4M3_MAX * E2M1_MAX), recipe)
     return torch.where(torch.isfinite(g), g, torch.ones_like(g))
@@ -233,12 +240,7 @@ def encode_scale_of(amax: Tensor, recipe: str) -> Tensor:
 def _quantize_nvfp4(
     weight: Tensor, spec: Format, block_amax: Tensor, global_scale: Tensor | None, recipe: str
 ) -> QuantizedWeight:
-    if global_scale is None:
-        g = encode_scale_of(block_amax.amax(), recipe)
-    else:
-        g = global_scale.to(weight.device).double().reciprocal().float().reshape(())
-        if not (bool(torch.isfinite(g)) and float(g) > 0):
-            raise ValueError(f"global_scale is {float(global_scale)}; it must be positive, finite")
+    g = encode_scale_of(block_amax.amax(), recipe, global_scale)
     # By a tensor: by a number PyTorch multiplies with the rounded reciprocal on GPUs.
     sixth = _rounded(block_amax / block_amax.new_tensor(E2M1_MAX), recipe)
     scales = (g * sixth).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)

@@ -2,7 +2,7 @@
 
 The specification of `kernels.triton.decode_step`, `decode_adapter`, `decode_choice`, `rotary` and
 `prefill_attention`: the same names and signatures, on any device and in any floating type. The
-engine without kernels (`repro.rollout.engine_ops.PLAIN`) computes with these very functions.
+engine without kernels (`repro.rollout.engine_ops`) computes with these very functions.
 
     add_norm           r <- r + update;   n = (gain + noise) * r / rms(r)
     attend_step        head norms, rotation, the write into the cache, attention from one new token
@@ -12,8 +12,6 @@ engine without kernels (`repro.rollout.engine_ops.PLAIN`) computes with these ve
     add_adapter        y <- y + scaling * z B^T, each projection by its own columns of z
     adapted_swiglu     silu(gate + scaling z1 B1^T) * (up + scaling z2 B2^T)
     choose             a token from each row's logits, and the row's state moved on
-    decode_attention   attention of one new token per row to all that is cached for the row
-    sample_tokens      a token per row, from its logits and one uniform number
 
 The cache is an array of blocks of `block_size` positions; row b's position t lies in block
 `block_table[b, t // block_size]` at offset `t % block_size`. Scores, softmax and the weighted sum
@@ -32,7 +30,7 @@ mean nothing here.
 from __future__ import annotations
 
 import itertools
-import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -180,9 +178,11 @@ def attend_step(
     queries = rotary_write(
         qkv, cos, sin, at, slots, key_cache, value_cache, query_heads=query_heads
     )
-    lengths = positions + 1
-    # (M, Hq, D) -> (M, Hq D)
-    return decode_attention(queries, key_cache, value_cache, table, lengths, scale).flatten(1)
+    tiles = [(row, row, 1, p) for row, p in enumerate(positions.tolist()) if p >= 0]
+    attended = prefill_attention(
+        queries.float(), key_cache, value_cache, table, torch.tensor(tiles).view(-1, 4), scale
+    )
+    return attended.to(qkv.dtype)
 
 
 def prefill_attention(
@@ -281,46 +281,60 @@ def adapted_swiglu(
     return reference.swiglu(add_adapter(gate_up.clone(), z, b, (half,), scaling))
 
 
-def choose(
-    logits: Tensor,
-    *,
-    temperature: Tensor,
-    greedy: bool,
-    tokens: Tensor,
-    positions: Tensor,
-    counts: Tensor,
-    limits: Tensor,
-    status: Tensor,
-    uniforms: Tensor,
-    out_tokens: Tensor,
-    out_logprobs: Tensor,
-    ends: Tensor,
-    overlap: bool = False,
-) -> None:
-    """Draw for the rows of `logits` and move their state on, in place.
+@dataclass(kw_only=True, eq=False)
+class StepRows:
+    """What a decode step knows of R rows and moves on, in place.
+
+    Attributes
+    ----------
+    tokens : Tensor, (R,), int64
+        The token that the next step feeds.
+    positions : Tensor, (R,), int32
+        Its position; -1 where no row runs.
+    counts, limits : Tensor, (R,), int32
+        Tokens generated, and the number at which the row is FULL.
+    status : Tensor, (R,), int32
+    uniforms : Tensor, (R, T), float64
+        The numbers of a row's draws.
+    out_tokens, out_logprobs : Tensor, (R, T), int32 and float32
+    ends : Tensor, (E,), int64
+        Tokens at which a row is STOPPED.
+    temperature : Tensor, (), float32
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    counts: Tensor
+    limits: Tensor
+    status: Tensor
+    uniforms: Tensor
+    out_tokens: Tensor
+    out_logprobs: Tensor
+    ends: Tensor
+    temperature: Tensor
+
+
+def choose(logits: Tensor, rows: StepRows, *, greedy: bool, overlap: bool = False) -> None:
+    """Draw for the first rows, as many as `logits` has, and move their state on, in place.
 
     A row whose largest logit is not finite draws nothing and is FAULTY. The uniform number belongs
-    to the row's count.
+    to the row's count. `greedy` takes the first of the most likely tokens, with logprob 0.
 
     Parameters
     ----------
     logits : Tensor, (M, V), float32
-    temperature : Tensor, (), float32
-    uniforms : Tensor, (R, T), float64
-    tokens, positions, counts, limits, status, out_tokens, out_logprobs, ends
-        See `advance`.
+        -inf forbids a token.
     """
     M = len(logits)
     faulty = ~torch.isfinite(logits.amax(dim=-1))  # (M,)
     sound = logits.masked_fill(faulty.unsqueeze(1), 0.0)
-    numbers = uniforms_at(uniforms[:M], counts[:M])
-    if not greedy:
-        sound = sound / temperature
-    ids, logprobs = sample_tokens(sound, numbers, 0.0 if greedy else 1.0)
-    advance(
-        ids, logprobs, faulty, tokens=tokens, positions=positions, counts=counts, limits=limits,
-        status=status, out_tokens=out_tokens, out_logprobs=out_logprobs, ends=ends,
-    )  # fmt: skip
+    numbers = uniforms_at(rows.uniforms[:M], rows.counts[:M])
+    if greedy:
+        advance(sound.argmax(dim=-1), torch.zeros_like(sound[:, 0]), faulty, rows)
+        return
+    logprobs = torch.log_softmax(sound / rows.temperature, dim=-1)
+    ids = invert(logprobs, numbers)  # (M, 1)
+    advance(ids.squeeze(1), logprobs.gather(1, ids).squeeze(1), faulty, rows)  # (M,) each
 
 
 def uniforms_at(uniforms: Tensor, counts: Tensor) -> Tensor:
@@ -332,20 +346,7 @@ def uniforms_at(uniforms: Tensor, counts: Tensor) -> Tensor:
     return uniforms.gather(1, column).squeeze(1)  # (M,)
 
 
-def advance(
-    ids: Tensor,
-    logprobs: Tensor,
-    faulty: Tensor,
-    *,
-    tokens: Tensor,
-    positions: Tensor,
-    counts: Tensor,
-    limits: Tensor,
-    status: Tensor,
-    out_tokens: Tensor,
-    out_logprobs: Tensor,
-    ends: Tensor,
-) -> None:
+def advance(ids: Tensor, logprobs: Tensor, faulty: Tensor, rows: StepRows) -> None:
     """Take one token per row for the first M of R rows, in place; the plain form of a step's end.
 
     Neither waits for the device nor branches on values, so it can be captured.
@@ -356,102 +357,24 @@ def advance(
     logprobs : Tensor, (M,), float32
     faulty : Tensor, (M,), bool
         Rows that stop as they are, with no token taken.
-    tokens : Tensor, (R,), int64
-        The token that the next step feeds.
-    positions, counts, limits, status : Tensor, (R,), int32
-        Position of that token (-1 where no row runs), tokens generated, and the number at which
-        the row is FULL.
-    out_tokens, out_logprobs : Tensor, (R, T), int32 and float32
-    ends : Tensor, (E,), int64
-        Tokens at which a row is STOPPED.
     """
     M = len(ids)
-    tokens, positions, counts, status = tokens[:M], positions[:M], counts[:M], status[:M]
+    tokens, positions, counts = rows.tokens[:M], rows.positions[:M], rows.counts[:M]
     live = positions >= 0
     taken = live & ~faulty
-    column = counts.clamp(max=out_tokens.shape[1] - 1).long().unsqueeze(1)  # (M, 1)
-    for out, value in ((out_tokens[:M], ids), (out_logprobs[:M], logprobs)):
+    column = counts.clamp(max=rows.out_tokens.shape[1] - 1).long().unsqueeze(1)  # (M, 1)
+    for out, value in ((rows.out_tokens[:M], ids), (rows.out_logprobs[:M], logprobs)):
         old = out.gather(1, column).squeeze(1)  # (M,)
         out.scatter_(1, column, torch.where(taken, value.to(out.dtype), old).unsqueeze(1))
     counts += taken.int()
-    stopped = taken & torch.isin(ids, ends)
-    full = taken & ~stopped & (counts >= limits[:M])
+    stopped = taken & torch.isin(ids, rows.ends)
+    full = taken & ~stopped & (counts >= rows.limits[:M])
+    status = rows.status[:M]
     ended = torch.where(full, FULL, torch.where(live & faulty, FAULTY, status))
     status.copy_(torch.where(stopped, STOPPED, ended))
     going = taken & ~stopped & ~full
     positions.copy_(torch.where(going, positions + 1, -1))
     tokens.copy_(torch.where(going, ids, tokens))
-
-
-def decode_attention(
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    scale: float,
-) -> Tensor:
-    """Attend from one new position per row to everything cached for that row.
-
-    Parameters
-    ----------
-    q : Tensor, (B, Hq, D), floating
-    key_cache, value_cache : Tensor, (num_blocks, block_size, Hkv, D)
-    block_table : Tensor, (B, max_blocks), integer
-        Block numbers of each row; entries past a row's length are never read as data, whatever
-        they hold.
-    lengths : Tensor, (B,), integer
-        Positions cached for each row, the new one included. 0 gives a row of zeros.
-    scale
-        Factor on the scores.
-
-    Returns
-    -------
-    Tensor, (B, Hq, D), the type of q
-    """
-    B, Hq, D = q.shape
-    num_blocks, block_size, Hkv, _ = key_cache.shape
-    positions = block_table.shape[1] * block_size
-    blocks = block_table.long().clamp(0, num_blocks - 1)
-    cached = torch.arange(positions, device=q.device) < lengths.unsqueeze(1)  # (B, S)
-    missing = ~cached.view(B, 1, 1, positions)  # (B, 1, 1, S)
-    # (B, blocks, block_size, Hkv, D) -> (B, S, Hkv, D)
-    keys = key_cache[blocks].view(B, positions, Hkv, D).float()
-    values = value_cache[blocks].view(B, positions, Hkv, D).float()
-    # Memory past a row's end may hold NaN, and NaN times a weight of zero is NaN.
-    values = values.masked_fill(~cached.view(B, positions, 1, 1), 0.0)
-    # g: key heads, r: query heads of each
-    heads = q.float().view(B, Hkv, Hq // Hkv, D) * scale  # (B, Hkv, Hq / Hkv, D)
-    scores = torch.einsum("bgrd,bsgd->bgrs", heads, keys).masked_fill(missing, -math.inf)
-    weights = torch.softmax(scores, dim=-1).masked_fill(missing, 0.0)
-    # (B, Hkv, Hq / Hkv, D) -> (B, Hq, D)
-    return torch.einsum("bgrs,bsgd->bgrd", weights, values).reshape(B, Hq, D).to(q.dtype)
-
-
-def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Draw one token per row by inverting the cumulative distribution at a given uniform number.
-
-    Parameters
-    ----------
-    logits : Tensor, (B, V), floating
-        -inf forbids a token; a row's largest is finite.
-    uniforms : Tensor, (B,), floating
-        In [0, 1).
-    temperature
-        0 takes the most likely token (the first of equals), with logprob 0.
-
-    Returns
-    -------
-    ids : Tensor, (B,), int64
-    logprobs : Tensor, (B,), float32
-        Of the drawn token under the distribution drawn from.
-    """
-    if temperature == 0:
-        ids = logits.argmax(dim=-1)  # (B,)
-        return ids, torch.zeros(len(ids), dtype=torch.float32, device=logits.device)
-    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
-    ids = invert(logprobs, uniforms)  # (B, 1)
-    return ids.squeeze(1), logprobs.gather(1, ids).squeeze(1)  # (B,) each
 
 
 def invert(logprobs: Tensor, uniforms: Tensor) -> Tensor:

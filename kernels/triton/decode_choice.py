@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.reference_step import StepRows
 from kernels.triton.decode_step import launch, wait
 
 _PART = 2048
@@ -125,26 +126,11 @@ def _choose_kernel(
                 tl.store(positions + row, position + 1)
 
 
-def choose(
-    logits: Tensor,
-    *,
-    temperature: Tensor,
-    greedy: bool,
-    tokens: Tensor,
-    positions: Tensor,
-    counts: Tensor,
-    limits: Tensor,
-    status: Tensor,
-    uniforms: Tensor,
-    out_tokens: Tensor,
-    out_logprobs: Tensor,
-    ends: Tensor,
-    overlap: bool,
-) -> None:
+def choose(logits: Tensor, rows: StepRows, *, greedy: bool, overlap: bool) -> None:
     """Draw for the rows of `logits`, contiguous, and move their state on, in place.
 
     As `kernels.reference_step.choose`. The temperature is read by the kernel, so that a captured
-    step serves all above 0; the number of `ends` is a power of two.
+    step serves all above 0; the number of `rows.ends` is a power of two.
     """
     M, V = logits.shape
     if logits.dtype != torch.float32 or not logits.is_contiguous():
@@ -152,11 +138,12 @@ def choose(
     parts = triton.cdiv(V, _PART)
     maxima = torch.empty(2, M, parts, dtype=torch.float32, device=logits.device)
     _parts_kernel[(M, parts)](
-        logits, maxima[0], maxima[1], temperature, V, parts, _PART, greedy, overlap,
+        logits, maxima[0], maxima[1], rows.temperature, V, parts, _PART, greedy, overlap,
         num_warps=4, **launch(overlap),
     )  # fmt: skip
     _choose_kernel[(M,)](
-        logits, maxima[0], maxima[1], temperature, tokens, positions, counts, limits, status,
-        uniforms, out_tokens, out_logprobs, ends, V, parts, out_tokens.shape[1], _PART,
-        triton.next_power_of_2(parts), len(ends), greedy, overlap, num_warps=8, **launch(overlap),
+        logits, maxima[0], maxima[1], rows.temperature, rows.tokens, rows.positions, rows.counts,
+        rows.limits, rows.status, rows.uniforms, rows.out_tokens, rows.out_logprobs, rows.ends, V,
+        parts, rows.out_tokens.shape[1], _PART, triton.next_power_of_2(parts), len(rows.ends),
+        greedy, overlap, num_warps=8, **launch(overlap),
     )  # fmt: skip

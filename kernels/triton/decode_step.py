@@ -349,7 +349,8 @@ def swiglu(gate_up: Tensor, *, overlap: bool) -> Tensor:
         )
     y = torch.empty(M, I, dtype=gate_up.dtype, device=gate_up.device)
     block = 512 if M < 64 else 1024
-    _swiglu_kernel[(M, triton.cdiv(I, block))](
-        gate_up, y, gate_up.stride(0), I, block, overlap, num_warps=4, **launch(overlap)
-    )
+    if M:
+        _swiglu_kernel[(M, triton.cdiv(I, block))](
+            gate_up, y, gate_up.stride(0), I, block, overlap, num_warps=4, **launch(overlap)
+        )
     return y

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from kernels.reference_train import Before, Norm, Projections
-from kernels.triton import rms_norm, swiglu
+from kernels.triton import decode_step, rms_norm, swiglu
 
 
 def multiply(
@@ -83,7 +83,7 @@ class _Projected(torch.autograd.Function):
                 raise ValueError("a norm before projections needs its gain; got None")
             entered, _ = rms_norm.norm_rows(x, gain, before.eps, before.noise, x.dtype)
         elif before == "swiglu":
-            entered = swiglu.swiglu_rows(x)
+            entered = decode_step.swiglu(x, overlap=False)
         y, z = multiply(entered, p, a, b)
         ctx.save_for_backward(x, gain, a, b, z)
         ctx.before, ctx.p = before, p
@@ -107,7 +107,7 @@ class _Projected(torch.autograd.Function):
                 stream = None
         elif before == "swiglu":
             if grad_e is None:
-                entered = swiglu.swiglu_rows(x)
+                entered = decode_step.swiglu(x, overlap=False)
             else:
                 grad_x, entered = swiglu.swiglu_backward(x, grad_e, again=a is not None)
         if grad_x is not None and stream is not None:

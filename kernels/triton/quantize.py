@@ -24,13 +24,15 @@ so magnitudes are cut to 8 first (6 is the largest code).
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.formats import NORMAL_FLOAT, QuantizedWeight, format_named, require_options
-from kernels.reference_quantize import encode_scale_of
+from kernels.reference_quantize import check_weight, encode_scale_of
 from kernels.triton import FUSED
 
 _ELEMENTS = 4096
@@ -296,14 +298,10 @@ def quantize_blocks(
     return codes, scales
 
 
-_bounds_by_device: dict[torch.device, Tensor] = {}
-
-
+@lru_cache(maxsize=16)
 def _bounds(device: torch.device) -> Tensor:
-    if device not in _bounds_by_device:
-        values = torch.tensor(NORMAL_FLOAT, device=device)
-        _bounds_by_device[device] = (values[:-1] + values[1:]) / 2
-    return _bounds_by_device[device]
+    values = torch.tensor(NORMAL_FLOAT, device=device)
+    return (values[:-1] + values[1:]) / 2
 
 
 def quantize(
@@ -317,12 +315,7 @@ def quantize(
 
     `kernels.reference.quantize` is the specification: arguments, result and errors are the same.
     """
-    spec = format_named(format)
-    if weight.dim() != 2 or weight.shape[1] % spec.block or 0 in weight.shape:
-        raise ValueError(
-            f"weight has shape {tuple(weight.shape)}; {format} needs (N, K) with K a multiple of "
-            f"{spec.block}"
-        )
+    check_weight(weight, format_named(format))
     require_options(format, has_global_scale=global_scale is not None, recipe=recipe)
     weight = weight.detach().contiguous()
     least, most = torch.aminmax(weight)
@@ -331,7 +324,7 @@ def quantize(
         raise ValueError("weight holds a value that is not finite; quantising needs finite ones")
     encode = None
     if format == "nvfp4":
-        encode = _encode(amax, global_scale, recipe)
+        encode = encode_scale_of(amax, recipe, global_scale)
     codes, scales = quantize_blocks(weight, format, encode, recipe)
     if format == "nvfp4":
         assert encode is not None
@@ -343,12 +336,3 @@ def quantize(
             encode_scale=encode,
         )
     return QuantizedWeight(format=format, codes=codes, block_scales=scales)
-
-
-def _encode(amax: Tensor, global_scale: Tensor | None, recipe: str) -> Tensor:
-    if global_scale is None:
-        return encode_scale_of(amax, recipe)
-    encode = global_scale.to(amax.device).double().reciprocal().float().reshape(())
-    if not (bool(torch.isfinite(encode)) and float(encode) > 0):
-        raise ValueError(f"global_scale is {float(global_scale)}; it must be positive, finite")
-    return encode

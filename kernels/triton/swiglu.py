@@ -1,4 +1,4 @@
-"""SwiGLU in one pass, forward and backward, in Triton.
+"""SwiGLU with its gradient in one pass each, in Triton; forward is `decode_step.swiglu`.
 
     y   = silu(gate) * up,  silu(g) = g * sigmoid(g)
     du  = dy * silu(gate)
@@ -17,19 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton import FUSED
-
-
-@triton.jit
-def _forward_kernel(gate_up, y, I: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    valid = at < I
-    gate = tl.load(gate_up + row * 2 * I + at, mask=valid, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * I + I + at, mask=valid, other=0.0).to(tl.float32)
-    # Activate, rounded before the product, and store.
-    active = (gate * tl.sigmoid(gate)).to(y.dtype.element_ty).to(tl.float32)
-    tl.store(y + row * I + at, (active * up).to(y.dtype.element_ty), mask=valid)
+from kernels.triton import FUSED, decode_step
 
 
 @triton.jit
@@ -54,21 +42,6 @@ def _backward_kernel(
         tl.store(active + row * I + at, y.to(active.dtype.element_ty), mask=valid)
 
 
-def _grid(rows: int, I: int) -> tuple[tuple[int, int], int]:
-    block = min(1024, triton.next_power_of_2(I))
-    return (rows, triton.cdiv(I, block)), block
-
-
-def swiglu_rows(gate_up: Tensor) -> Tensor:
-    """Return (rows, I) of (rows, 2 I), contiguous."""
-    rows, I = gate_up.shape[0], gate_up.shape[1] // 2
-    y = torch.empty(rows, I, dtype=gate_up.dtype, device=gate_up.device)
-    grid, block = _grid(rows, I)
-    if rows:
-        _forward_kernel[grid](gate_up, y, I, block, num_warps=4, **FUSED)
-    return y
-
-
 def swiglu_backward(gate_up: Tensor, grad: Tensor, again: bool) -> tuple[Tensor, Tensor | None]:
     """Return the gradient of gate and up, and with `again` what the forward pass returned.
 
@@ -84,9 +57,9 @@ def swiglu_backward(gate_up: Tensor, grad: Tensor, again: bool) -> tuple[Tensor,
     rows, I = grad.shape
     grad_gate_up = torch.empty_like(gate_up)
     y = torch.empty_like(grad) if again else None
-    grid, block = _grid(rows, I)
+    block = min(1024, triton.next_power_of_2(I))
     if rows:
-        _backward_kernel[grid](
+        _backward_kernel[(rows, triton.cdiv(I, block))](
             gate_up, grad, grad_gate_up, y, I, block, again, num_warps=4, **FUSED
         )
     return grad_gate_up, y
@@ -98,7 +71,8 @@ class _SwiGLU(torch.autograd.Function):
         flat = gate_up.reshape(-1, gate_up.shape[-1]).contiguous()  # (rows, 2 I)
         ctx.save_for_backward(flat)
         ctx.shape = gate_up.shape
-        return swiglu_rows(flat).view(*gate_up.shape[:-1], -1)
+        y = decode_step.swiglu(flat, overlap=False)
+        return y.view(*gate_up.shape[:-1], y.shape[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:

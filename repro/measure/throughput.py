@@ -234,7 +234,6 @@ def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Produc
         slots=slots,
         max_positions=point.prompt_tokens + point.new_tokens,
         max_new_tokens=point.new_tokens,
-        share_prompts=False,
         ignore_end=True,
         products=products,
     )

@@ -119,7 +119,7 @@ def _choose_on_device(
     policy = random_policy(shape, weight_format="nvfp4", lora_rank=tune.RANK, seed=0, device="cuda")
     config = EngineConfig(
         slots=rows, max_positions=_POSITIONS, max_new_tokens=_STEPS,
-        share_prompts=False, ignore_end=True,
+        ignore_end=True,
     )  # fmt: skip
     engine = Engine(policy, config)
     fill_cache(engine, 0)

@@ -15,8 +15,8 @@ each part.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,16 +58,10 @@ def fuse_projections(model: nn.Module, dtype: torch.dtype) -> int:
 
 def _can_fuse(group: Sequence[QuantizedLinear]) -> bool:
     """Return whether the rows are whole tiles with the same global scale, if the format has one."""
+    if any(layer.out_features % PACK_ROWS for layer in group):
+        return False
     scales = [getattr(layer.weight, "encode_scale", None) for layer in group]
-    return _same_scale(scales) and all(layer.out_features % PACK_ROWS == 0 for layer in group)
-
-
-def _same_scale(scales: Sequence[Tensor | None]) -> bool:
-    first = scales[0]
-    return all(
-        scale is first or (scale is not None and first is not None and bool(scale == first))
-        for scale in scales
-    )
+    return len({None if scale is None else float(scale) for scale in scales}) == 1
 
 
 def fuse(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
@@ -92,7 +86,7 @@ def _share_codes(layers: Sequence[QuantizedLinear], fused: QuantizedWeight) -> N
     for layer in layers:
         rows = slice(at, at + layer.out_features)
         own = tensors | {name: tensors[name][rows] for name in _BY_ROWS}
-        layer.take(QuantizedWeight(format=fused.format, **own))
+        layer.take(QuantizedWeight(format=fused.format, **own), fused)
         at += layer.out_features
 
 
@@ -100,6 +94,8 @@ def _share_packs(layers: Sequence[QuantizedLinear], fused: PackedWeight) -> None
     at = 0
     K = fused.shape[1]
     blocks_per_row = K // 32 if fused.format == "mxfp4" else K // 16
+    kept = {name: value for name, value in fused.extras.items() if not name.startswith("lost_")}
+    whole = dataclasses.replace(fused, extras=kept)
     for layer in layers:
         rows = layer.out_features
         extras = dict(fused.extras)
@@ -116,43 +112,17 @@ def _share_packs(layers: Sequence[QuantizedLinear], fused: PackedWeight) -> None
                 packs=fused.packs[at // PACK_ROWS : (at + rows) // PACK_ROWS],
                 gain=fused.gain,
                 extras=extras,
-            )
+            ),
+            whole,
         )
         at += rows
 
 
 def fused_weight(layers: Sequence[QuantizedLinear]) -> PackedWeight | QuantizedWeight | None:
-    """Return the fused matrix that the layers have views of; None if they have none."""
-    weights = [cast(Any, layer).weight for layer in layers]
-    if all(isinstance(weight, QuantizedWeight) for weight in weights):
-        return _fused_codes(weights)
-    if not all(isinstance(weight, PackedWeight) for weight in weights):
-        return None
-    first: PackedWeight = weights[0]
-    end = first.packs.data_ptr()
-    for weight in weights:
-        if weight.packs.data_ptr() != end or weight.gain.data_ptr() != first.gain.data_ptr():
-            return None
-        end += weight.packs.nbytes
-    tiles, K = sum(len(weight.packs) for weight in weights), first.shape[1]
-    packs = first.packs.as_strided((tiles, *first.packs.shape[1:]), first.packs.stride())
-    extras = {name: value for name, value in first.extras.items() if not name.startswith("lost_")}
-    rows = sum(weight.shape[0] for weight in weights)
-    return PackedWeight(
-        format=first.format, shape=(rows, K), packs=packs, gain=first.gain, extras=extras
-    )
-
-
-def _fused_codes(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
-    tensors = dict(weights[0].tensors())
-    if not _same_scale([weight.encode_scale for weight in weights]):
-        return None
-    for name in _BY_ROWS:
-        parts = side_by_side([getattr(weight, name) for weight in weights])
-        if len(parts) > 1:
-            return None
-        tensors[name] = parts[0]
-    return QuantizedWeight(format=weights[0].format, **tensors)
+    """Return the fused matrix whose rows are those of the layers, in its order; None if none is."""
+    fused = layers[0].fused
+    alone = fused is None or fused.shape[0] != sum(layer.out_features for layer in layers)
+    return None if alone or any(layer.fused is not fused for layer in layers) else fused
 
 
 def side_by_side(weights: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -20,6 +20,8 @@ Easy mistakes
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -48,14 +50,8 @@ class PerturbableRMSNorm(nn.Module):
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        weight = norm.weight
-        eps = getattr(norm, "variance_epsilon", None)
-        if not isinstance(weight, nn.Parameter) or not isinstance(eps, float):
-            raise TypeError(
-                f"{type(norm).__name__} is not an RMSNorm with `weight` and `variance_epsilon`"
-            )
-        self.weight = weight
-        self.variance_epsilon = eps
+        self.weight = cast(nn.Parameter, norm.weight)
+        self.variance_epsilon = cast(float, norm.variance_epsilon)
         self.noise: Tensor | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from repro.models.decoder import BLOCK_NORMS, LINEARS
+from repro.models.fused_weights import fused_bias
 from repro.models.lora import base_linear, effective_weight
 from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
 
@@ -101,22 +102,10 @@ class PolicyWeights:
 
 @torch.no_grad()
 def policy_weights(policy: Policy) -> PolicyWeights:
-    """Return the policy's weights as they are now, adapters merged.
-
-    Raises `ValueError` when the decoder has a part that the pass over them has not: another
-    activation than SiLU, or norms of different epsilons.
-    """
+    """Return the policy's weights as they are now, adapters merged."""
     decoder: Any = policy.decoder
     config, first = decoder.config, decoder.model.layers[0]
-    activation = type(first.mlp.act_fn).__name__
-    if activation not in ("SiLUActivation", "SiLU"):
-        raise ValueError(f"the MLP's activation is {activation}; sampling computes SiLU")
     norms = block_norms(decoder)
-    epsilons = {norm.variance_epsilon for norm in (*norms.values(), final_norm(decoder))}
-    if hasattr(first.self_attn, "q_norm"):
-        epsilons.add(config.rms_norm_eps)
-    if len(epsilons) > 1:
-        raise ValueError(f"the norms have different epsilons ({sorted(epsilons)}); they must agree")
     embedding = decoder.model.embed_tokens.weight.detach().float()
     tied = decoder.lm_head.weight is decoder.model.embed_tokens.weight
     return PolicyWeights(
@@ -132,7 +121,7 @@ def policy_weights(policy: Policy) -> PolicyWeights:
         key_heads=config.num_key_value_heads,
         head_dim=first.self_attn.head_dim,
         scaling=first.self_attn.scaling,
-        epsilon=epsilons.pop(),
+        epsilon=config.rms_norm_eps,
     )
 
 
@@ -155,11 +144,8 @@ def _fused(block: Any, leaves: tuple[str, ...]) -> Projection:
     """Return projections that read the same input as one."""
     modules = dict(block.self_attn.named_children()) | dict(block.mlp.named_children())
     linears = [modules[leaf] for leaf in leaves]
-    biases = [base_linear(linear).bias for linear in linears]
-    present = [bias.detach().float() for bias in biases if bias is not None]
-    if present and len(present) < len(biases):
-        raise ValueError(f"of {', '.join(leaves)} some have a bias; all or none must")
+    bias = fused_bias([base_linear(linear).bias for linear in linears])
     return Projection(
         weight=torch.cat([effective_weight(linear) for linear in linears]),
-        bias=torch.cat(present) if present else None,
+        bias=None if bias is None else bias.float(),
     )

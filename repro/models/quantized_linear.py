@@ -46,8 +46,9 @@ class Product(Protocol):
 class QuantizedLinear(nn.Module):
     """Frozen linear layer over the codes and scales of an (N, K) weight.
 
-    The bias, (N,) or None, keeps its dtype. `product` multiplies instead of `kernels.dispatch`
-    where it is not None (`repro.models.other_products`).
+    The bias, (N,) or None, keeps its dtype. `fused` is the matrix, if any, of which the weight is
+    a view. `product` multiplies instead of `kernels.dispatch` where it is not None
+    (`repro.models.other_products`).
     """
 
     def __init__(self, weight: QuantizedWeight, bias: nn.Parameter | None) -> None:
@@ -57,6 +58,7 @@ class QuantizedLinear(nn.Module):
             raise ValueError(f"bias has shape {tuple(bias.shape)}; the weight needs ({N},)")
         self.out_features, self.in_features = N, K
         self._weight: QuantizedWeight | PackedWeight = weight
+        self.fused: PackedWeight | QuantizedWeight | None = None
         self.product: Product | None = None
         self.bias: nn.Parameter | None
         self.register_parameter("bias", bias)
@@ -71,20 +73,17 @@ class QuantizedLinear(nn.Module):
         weight = self._weight
         return unpack(weight) if isinstance(weight, PackedWeight) else weight
 
-    def take(self, weight: PackedWeight | QuantizedWeight) -> None:
-        """Keep, in place of the codes, the same weight as a view, in the kernels' layout."""
-        if weight.shape != self._weight.shape or weight.format != self._weight.format:
-            raise ValueError(
-                f"the fused weight is {weight.format} of shape {weight.shape}; this layer is "
-                f"{self._weight.format} of shape {self._weight.shape}"
-            )
-        self._weight = weight
+    def take(
+        self, weight: PackedWeight | QuantizedWeight, fused: PackedWeight | QuantizedWeight
+    ) -> None:
+        """Keep, in place of the codes, the same weight as a view of rows of `fused`."""
+        self._weight, self.fused = weight, fused
 
     def give_up_codes(self) -> None:
         """Keep the weight's shape and format alone, once `product` holds its values."""
         if self.product is None:
             raise ValueError("only a layer with a product of its own can give up its codes")
-        self._weight = self.codes().to("meta")
+        self._weight, self.fused = self.codes().to("meta"), None
 
     @property
     def qweight(self) -> Tensor:
@@ -117,7 +116,7 @@ class QuantizedLinear(nn.Module):
                     f"the packed weight is part of a fused matrix on {self.device}; it cannot go "
                     f"to {device}"
                 )
-            self._weight = self._weight.to(device)
+            self._weight, self.fused = self._weight.to(device), None
         super()._apply(fn, recurse)
         return self
 

@@ -34,8 +34,6 @@ class BlockPool:
     def __init__(self, count: int, block_size: int) -> None:
         if count < 2:
             raise ValueError(f"the cache has {count} blocks; it needs 2 or more (one is scrap)")
-        if block_size < 1:
-            raise ValueError(f"block_size is {block_size}; it must be 1 or more")
         self.block_size = block_size
         self.count = count
         self._free = list(range(count - 1, SCRAP, -1))

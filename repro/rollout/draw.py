@@ -30,9 +30,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.reference_step import invert, uniforms_at
+from kernels.reference_step import StepRows, advance, invert, uniforms_at
 from repro.models.memory_plan import FILTERED_ROWS
-from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
 
 
@@ -108,7 +107,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig) -> tuple[Ten
     return token_ids.squeeze(-1), logprobs.gather(-1, token_ids).squeeze(-1)
 
 
-def choose(logits: Tensor, state: RowState, sampling: SamplingConfig) -> None:
+def choose(logits: Tensor, state: StepRows, sampling: SamplingConfig) -> None:
     """Draw for slots 0 to M - 1 and advance them.
 
     Parameters
@@ -130,7 +129,8 @@ def choose(logits: Tensor, state: RowState, sampling: SamplingConfig) -> None:
         _drawn(some, uniform, temperature, sampling)
         for some, uniform in zip(logits.split(rows), numbers.split(rows), strict=True)
     ]
-    state.advance(*(torch.cat(values) for values in zip(*parts, strict=True)))  # (M,) each
+    ids, logprobs, faulty = (torch.cat(values) for values in zip(*parts, strict=True))
+    advance(ids, logprobs, faulty, state)
 
 
 def _drawn(

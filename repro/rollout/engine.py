@@ -31,17 +31,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.reference_step import FAULTY, RUNNING
+from kernels.segments import sent
 from repro.models.policy import Policy, end_token_ids
 from repro.rollout.backend import Backend
 from repro.rollout.blocks import BlockPool
 from repro.rollout.engine_config import EngineConfig, cache_blocks, width_for
 from repro.rollout.engine_ops import Operations
 from repro.rollout.forward import Forward
-from repro.rollout.prefill import chunks_of, entry_of, new_tokens
+from repro.rollout.prefill import chunks_of, new_tokens
 from repro.rollout.results import Results, to_host
 from repro.rollout.sampler import RolloutBatch, check_request
 from repro.rollout.scheduler import Admission, Group, Row, Scheduler
-from repro.rollout.state import FAULTY, RUNNING, RowState, Statistics
+from repro.rollout.state import RowState, Statistics
 from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 
@@ -118,7 +120,7 @@ class Engine:
             max_blocks=self.pool.blocks_for(config.max_positions),
             device=self.device,
         )
-        self._scheduler = Scheduler(self.pool, config.slots, share_prompts=config.share_prompts)
+        self._scheduler = Scheduler(self.pool, config.slots)
         self._readbacks: deque[_Readback] = deque()
         self._results = Results(self.state)
         self._steps = self._backend.steps(self.forward, self.state)
@@ -290,18 +292,18 @@ class Engine:
             return
         for chunk in chunks_of(admission.segments, self.config.prefill_tokens):
             tokens, new = new_tokens(
-                chunk, self.pool.block_size, self.state.table.shape[1], self.state.push
+                chunk, self.pool.block_size, self.state.table.shape[1], self.device
             )
             self.forward.prefill(tokens, new)
             self.statistics.prefill_tokens += len(tokens)
         if admission.copies:
-            pairs = self.state.push(torch.tensor(admission.copies, dtype=torch.int64))
+            pairs = sent(torch.tensor(admission.copies, dtype=torch.int64), self.device)
             for cache in (self._keys, self._values):
                 cache[:, pairs[:, 1]] = cache[:, pairs[:, 0]]
         for row in admission.rows:
             assert row.slot is not None
             self.state.set_blocks(row.slot, row.blocks)
-        self.state.enter([entry_of(row) for row in admission.rows])
+        self.state.enter(admission.rows)
         self._scheduler.entered()
 
     def _reserve(self, steps: int) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from repro.models.memory_plan import BLOCK_POSITIONS, GRAPH_WIDTHS, PREFILL_TOKENS
 from repro.models.policy import Policy
-from repro.spec.checks import require, require_choice
 from repro.spec.tier import usable_bytes
 
 Products = Literal["own", "bitsandbytes"]
@@ -37,8 +36,6 @@ class EngineConfig:
         Tokens of one prefill chunk.
     round_steps
         Decode steps between two looks at what has ended.
-    share_prompts
-        Whether the members of a group share their prompt's blocks.
     products
         Whose kernels multiply by 4-bit weights on a GPU; `bitsandbytes`: its own, NF4 alone.
     ignore_end
@@ -55,20 +52,9 @@ class EngineConfig:
     block_size: int = BLOCK_POSITIONS
     prefill_tokens: int = PREFILL_TOKENS
     round_steps: int = 16
-    share_prompts: bool = True
     products: Products = "own"
     ignore_end: bool = False
     keeps_cache: bool = True
-
-    def __post_init__(self) -> None:
-        require_choice("products", self.products, Products)
-        for name in ("slots", "max_positions", "max_new_tokens", "block_size", "round_steps"):
-            value = getattr(self, name)
-            require(value >= 1, f"engine {name} is {value}; it must be 1 or more")
-        require(
-            self.prefill_tokens >= 16,
-            f"engine prefill_tokens is {self.prefill_tokens}; it must be 16 or more",
-        )
 
 
 def width_for(rows: int, slots: int) -> int:

@@ -1,6 +1,6 @@
 """The operations of a decode step and of a prefill, written once over plain torch and kernels.
 
-`PLAIN` computes with `kernels.reference_step`, which specifies the kernels: anywhere, in the
+Plain ones compute with `kernels.reference_step`, which specifies the kernels: anywhere, in the
 policy's compute dtype. `gpu/cuda_backend.py` puts this project's kernels in its place on a GPU.
 
     norm         residual stream and its norm:  r <- r + x,   n = (gain + noise) * r / rms(r)
@@ -17,7 +17,6 @@ Positions of -1 mark rows that do not run: they write nothing, and attend to not
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import reference_step
+from repro.models.norms import PerturbableRMSNorm
 from repro.rollout.draw import choose
 from repro.rollout.linears import Product
 from repro.rollout.state import RowState
@@ -33,6 +33,14 @@ from repro.spec.config import SamplingConfig
 
 # Tokens of one row that a program of the prefill's attention takes.
 TILE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Norm:
+    """A norm of the policy and the engine's buffer for its noise."""
+
+    module: PerturbableRMSNorm
+    noise: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,8 +56,6 @@ class Heads:
     """
 
     query: int
-    key: int
-    dim: int
     scaling: float
     q_gain: Tensor | None
     k_gain: Tensor | None
@@ -93,43 +99,13 @@ class LayerCache:
     values: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Primitives:
-    """The functions that operations compute by, with the arguments of `kernels.reference_step`'s.
-
-    Attributes
-    ----------
-    choose
-        None draws by `repro.rollout.draw.choose`, as sampling with a filter always does.
-    """
-
-    add_norm: Callable[..., tuple[Tensor, Tensor]]
-    attend_step: Callable[..., Tensor]
-    rotary_write: Callable[..., Tensor]
-    prefill_attention: Callable[..., Tensor]
-    add_adapter: Callable[..., Tensor]
-    swiglu: Callable[..., Tensor]
-    adapted_swiglu: Callable[..., Tensor]
-    choose: Callable[..., None] | None
-
-
-PLAIN = Primitives(
-    add_norm=reference_step.add_norm,
-    attend_step=reference_step.attend_step,
-    rotary_write=reference_step.rotary_write,
-    prefill_attention=reference_step.prefill_attention,
-    add_adapter=reference_step.add_adapter,
-    swiglu=reference_step.swiglu,
-    adapted_swiglu=reference_step.adapted_swiglu,
-    choose=None,
-)
-
-
 class Operations:
-    """The operations, by some primitives.
+    """The operations, by some functions.
 
     Parameters
     ----------
+    functions
+        Has the names, with the arguments, of `kernels.reference_step`.
     overlap
         Use programmatic dependent launch (kernels on Hopper and newer).
     workspace
@@ -137,29 +113,20 @@ class Operations:
     """
 
     def __init__(
-        self, primitives: Primitives = PLAIN, *, overlap: bool = False, workspace: Any = None
+        self, functions: Any = reference_step, *, overlap: bool = False, workspace: Any = None
     ) -> None:
-        self.primitives = primitives
+        self.functions = functions
         self.overlap = overlap
         self.workspace = workspace
 
-    def norm(
-        self,
-        residual: Tensor,
-        update: Tensor | None,
-        gain: Tensor,
-        noise: Tensor | None,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the stream with `update` added, and its norm, (M, H) both.
-
-        Parameters
-        ----------
-        update : Tensor or None, (M, H)
-        gain : Tensor, (H,)
-        noise : Tensor or None, (H,), float32
-        """
-        return self.primitives.add_norm(residual, update, gain, noise, eps, overlap=self.overlap)
+    def norm(self, residual: Tensor, update: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return the stream with `update` added, and its norm: `reference_step.add_norm`."""
+        module = norm.module
+        noise = module.noise if norm.noise is None else norm.noise
+        pair: tuple[Tensor, Tensor] = self.functions.add_norm(
+            residual, update, module.weight, noise, module.variance_epsilon, overlap=self.overlap
+        )
+        return pair
 
     def attend_step(
         self,
@@ -170,21 +137,8 @@ class Operations:
         heads: Heads,
         rotation: Rotation,
     ) -> Tensor:
-        """Write one new token per row into the cache and attend from it.
-
-        Parameters
-        ----------
-        qkv : Tensor, (M, (query + 2 key) * dim)
-        positions : Tensor, (M,), int32
-            -1 where no row runs.
-        table : Tensor, (M, max_blocks), int32
-
-        Returns
-        -------
-        Tensor, (M, query * dim)
-            Zeros where no row runs.
-        """
-        return self.primitives.attend_step(
+        """Write one new token per row into the cache and attend: `reference_step.attend_step`."""
+        attended: Tensor = self.functions.attend_step(
             qkv,
             rotation.cos,
             rotation.sin,
@@ -200,6 +154,7 @@ class Operations:
             eps=heads.eps,
             overlap=self.overlap,
         )
+        return attended
 
     def place(
         self,
@@ -210,19 +165,8 @@ class Operations:
         heads: Heads,
         rotation: Rotation,
     ) -> Tensor:
-        """Write keys and values of new tokens into the cache; return the rotated queries.
-
-        Parameters
-        ----------
-        qkv : Tensor, (M, (query + 2 key) * dim)
-        positions, slots : Tensor, (M,), integer
-            A negative slot keeps neither key nor value.
-
-        Returns
-        -------
-        Tensor, (M, query, dim)
-        """
-        return self.primitives.rotary_write(
+        """Write keys and values into the cache: head norms, then `reference_step.rotary_write`."""
+        queries: Tensor = self.functions.rotary_write(
             reference_step.norm_heads(qkv, heads.query, heads.q_gain, heads.k_gain, heads.eps),
             rotation.cos,
             rotation.sin,
@@ -232,20 +176,22 @@ class Operations:
             cache.values,
             query_heads=heads.query,
         )
+        return queries
 
     def attend_new(
         self, queries: Tensor, new: NewTokens, cache: LayerCache, heads: Heads
     ) -> Tensor:
         """Attend from a chunk's tokens, each to all up to itself; return (M, query * dim)."""
-        return self.primitives.prefill_attention(
+        attended: Tensor = self.functions.prefill_attention(
             queries, cache.keys, cache.values, new.table, new.tiles, heads.scaling, tile=TILE
         )
+        return attended
 
     def whole(self, product: Product) -> Tensor:
         """Return a product with its adapter's share added, (M, N)."""
         if product.z is None or product.b is None:
             return product.base
-        return self.primitives.add_adapter(
+        whole: Tensor = self.functions.add_adapter(
             product.base,
             product.z,
             product.b,
@@ -253,18 +199,21 @@ class Operations:
             product.scaling,
             overlap=self.overlap and not product.joined,
         )
+        return whole
 
     def swiglu(self, gate_up: Product) -> Tensor:
         """Return silu(gate) * up, (M, I), of (M, 2 I)."""
         if gate_up.z is None or gate_up.b is None:
-            return self.primitives.swiglu(gate_up.base, overlap=self.overlap)
-        return self.primitives.adapted_swiglu(
+            plain: Tensor = self.functions.swiglu(gate_up.base, overlap=self.overlap)
+            return plain
+        gated: Tensor = self.functions.adapted_swiglu(
             gate_up.base,
             gate_up.z,
             gate_up.b,
             gate_up.scaling,
             overlap=self.overlap and not gate_up.joined,
         )
+        return gated
 
     def logits(self, hidden: Tensor, lm_head: Tensor) -> Tensor:
         """Return (M, V) float32 logits; on a GPU accumulated and kept in float32."""
@@ -274,21 +223,8 @@ class Operations:
 
     def choose(self, logits: Tensor, state: RowState, sampling: SamplingConfig) -> None:
         """Draw a token for each of the first M slots and move their state on."""
-        if sampling.filtered or self.primitives.choose is None:
+        if sampling.filtered:
             choose(logits, state, sampling)
             return
-        self.primitives.choose(
-            logits,
-            temperature=state.temperature,
-            greedy=sampling.temperature == 0,
-            tokens=state.tokens,
-            positions=state.positions,
-            counts=state.counts,
-            limits=state.limits,
-            status=state.status,
-            uniforms=state.uniforms,
-            out_tokens=state.out_tokens,
-            out_logprobs=state.out_logprobs,
-            ends=state.ends,
-            overlap=self.overlap,
-        )
+        greedy = sampling.temperature == 0
+        self.functions.choose(logits, state, greedy=greedy, overlap=self.overlap)

@@ -15,6 +15,7 @@ for a prefill, which needs none.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,18 +25,8 @@ from torch import Tensor, nn
 
 from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
 from repro.models.policy import Policy
-from repro.rollout.engine_ops import Heads, LayerCache, NewTokens, Operations, Rotation
-from repro.rollout.linears import ModuleGroup, ProjectionGroup
-
-GroupMaker = Callable[[Sequence[nn.Module]], ProjectionGroup]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Norm:
-    """A norm of the policy and the engine's buffer for its noise."""
-
-    module: PerturbableRMSNorm
-    noise: Tensor | None
+from repro.rollout.engine_ops import Heads, LayerCache, NewTokens, Norm, Operations, Rotation
+from repro.rollout.linears import ProjectionGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,8 +56,6 @@ class Forward:
         Size of the rotary table.
     group
         Makes a projection group of modules that share an input.
-    operations
-        Plain ones by default.
     live_noise
         Keep noise in buffers that are always added, for captured steps.
     """
@@ -78,14 +67,13 @@ class Forward:
         values: Tensor,
         *,
         max_positions: int,
-        group: GroupMaker = ModuleGroup,
-        operations: Operations | None = None,
-        live_noise: bool = False,
+        group: Callable[[Sequence[nn.Module]], ProjectionGroup],
+        operations: Operations,
+        live_noise: bool,
     ) -> None:
         decoder: Any = policy.decoder
-        self.ops = operations or Operations()
+        self.ops = operations
         self.dtype = policy.compute_dtype
-        self.block_size = keys.shape[2]
         self.embedding: Tensor = decoder.model.embed_tokens.weight
         self.lm_head: Tensor = decoder.lm_head.weight
         norms = block_norms(decoder)
@@ -93,7 +81,6 @@ class Forward:
         self.rotation = _rotation(decoder, self.embedding, max_positions, self.dtype)
         self.blocks: list[Block] = []
         for number, layer in enumerate(decoder.model.layers):
-            _require_full_attention(number, layer)
             attention, mlp = layer.self_attn, layer.mlp
             name = f"model.layers.{number}"
             self.blocks.append(
@@ -144,69 +131,64 @@ class Forward:
             -1 where no row runs; the logits there mean nothing.
         table : Tensor, (M, max_blocks), int32
         """
-        for residual, update in self._stream(tokens, positions, table):  # noqa: B007
+        for residual, update in self._step(tokens, positions, table):  # noqa: B007
             pass  # the last block's count
-        _, normed = self._norm(residual, update, self.final_norm)
-        logits: Tensor = self.ops.logits(normed, self.lm_head)
-        return logits
+        _, normed = self.ops.norm(residual, update, self.final_norm)
+        return self.ops.logits(normed, self.lm_head)
 
     def prefill(self, tokens: Tensor, new: NewTokens) -> None:
         """Run a chunk of prompts' tokens forward, (M,) integer, filling the cache."""
-        residual = torch.nn.functional.embedding(tokens, self.embedding)
-        update: Tensor | None = None
-        for block in self.blocks:
-            residual, normed = self._norm(residual, update, block.input_norm)
+
+        def attend(block: Block, qkv: Tensor) -> Tensor | None:
             queries = self.ops.place(
-                self.ops.whole(block.qkv(normed)),
-                new.positions,
-                new.slots,
-                block.cache,
-                block.heads,
-                self.rotation,
+                qkv, new.positions, new.slots, block.cache, block.heads, self.rotation
             )
             if block is self.blocks[-1]:
                 # Its keys and values are all that a later step reads of the last block.
-                return
-            attended = self.ops.attend_new(queries, new, block.cache, block.heads)
-            residual, normed = self._norm(
-                residual, self.ops.whole(block.o(attended)), block.post_norm
-            )
-            update = self.ops.whole(block.down(self.ops.swiglu(block.gate_up(normed))))
+                return None
+            return self.ops.attend_new(queries, new, block.cache, block.heads)
+
+        # Goes through all of it and holds nothing of it.
+        deque(self._stream(tokens, attend), maxlen=0)
 
     def name_fault(self, tokens: Tensor, positions: Tensor, table: Tensor, row: int) -> str:
         """Run a step again and return the first part whose output is not finite for `row`."""
-        for number, (residual, update) in enumerate(self._stream(tokens, positions, table)):
+        for number, (residual, update) in enumerate(self._step(tokens, positions, table)):
             stream = residual if update is None else residual + update
             if not torch.isfinite(stream[row]).all():
                 return f"model.layers.{number - 1}" if number else "the embedding"
         return "the final norm or lm_head"
 
-    def _stream(
+    def _step(
         self, tokens: Tensor, positions: Tensor, table: Tensor
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield the residual stream, (M, H), and its update: once embedded, then by block."""
+        def attend(block: Block, qkv: Tensor) -> Tensor:
+            return self.ops.attend_step(
+                qkv, positions, table, block.cache, block.heads, self.rotation
+            )
+
+        return self._stream(tokens, attend)
+
+    def _stream(
+        self, tokens: Tensor, attend: Callable[[Block, Tensor], Tensor | None]
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the residual stream, (M, H), and its update: once embedded, then by block.
+
+        `attend` takes a block and its q, k, v; None ends the pass.
+        """
         residual = torch.nn.functional.embedding(tokens, self.embedding)
         update: Tensor | None = None
         yield residual, update
         for block in self.blocks:
-            residual, normed = self._norm(residual, update, block.input_norm)
-            qkv = self.ops.whole(block.qkv(normed))
-            attended = self.ops.attend_step(
-                qkv, positions, table, block.cache, block.heads, self.rotation
-            )
-            residual, normed = self._norm(
+            residual, normed = self.ops.norm(residual, update, block.input_norm)
+            attended = attend(block, self.ops.whole(block.qkv(normed)))
+            if attended is None:
+                return
+            residual, normed = self.ops.norm(
                 residual, self.ops.whole(block.o(attended)), block.post_norm
             )
             update = self.ops.whole(block.down(self.ops.swiglu(block.gate_up(normed))))
             yield residual, update
-
-    def _norm(self, residual: Tensor, update: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-        module = norm.module
-        noise = module.noise if norm.noise is None else norm.noise
-        pair: tuple[Tensor, Tensor] = self.ops.norm(
-            residual, update, module.weight, noise, module.variance_epsilon
-        )
-        return pair
 
 
 def _norm(module: PerturbableRMSNorm, live: bool) -> Norm:
@@ -220,8 +202,6 @@ def _heads(config: Any, attention: Any) -> Heads:
     q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     return Heads(
         query=config.num_attention_heads,
-        key=config.num_key_value_heads,
-        dim=attention.head_dim,
         scaling=attention.scaling,
         q_gain=None if q_norm is None else q_norm.weight,
         k_gain=None if k_norm is None else k_norm.weight,
@@ -234,11 +214,3 @@ def _rotation(decoder: Any, embedding: Tensor, positions: int, dtype: torch.dtyp
     sample = torch.empty(1, 1, 1, dtype=dtype, device=embedding.device)
     cos, sin = decoder.model.rotary_emb(sample, at)  # (1, positions, D) each
     return Rotation(cos=cos[0].contiguous(), sin=sin[0].contiguous())
-
-
-def _require_full_attention(number: int, layer: Any) -> None:
-    if getattr(layer.self_attn, "sliding_window", None) is not None:
-        raise ValueError(
-            f"model.layers.{number} has a sliding window of {layer.self_attn.sliding_window}; "
-            "the engine needs full attention"
-        )

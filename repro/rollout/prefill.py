@@ -1,4 +1,4 @@
-"""The tensors for admitted rows: the chunks of a prefill, and the contents of a row's slot.
+"""The tensors for admitted rows: the chunks of a prefill.
 
 What the forward pass of a chunk reads is one block of int32 numbers, so that one copy takes it to
 the device:
@@ -12,16 +12,15 @@ part of the block begins at a multiple of 16 bytes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from repro.rollout.draw import uniforms
+from kernels.segments import sent
 from repro.rollout.engine_ops import TILE, NewTokens
-from repro.rollout.scheduler import Row, Segment
-from repro.rollout.state import Entry
+from repro.rollout.scheduler import Segment
 
 # int32 numbers in 16 bytes.
 _ALIGNED = 4
@@ -48,7 +47,7 @@ def new_tokens(
     segments: Sequence[Segment],
     block_size: int,
     max_blocks: int,
-    push: Callable[[Tensor], Tensor],
+    device: torch.device,
 ) -> tuple[Tensor, NewTokens]:
     """Return a chunk's tokens, (M,) int32, and their positions, on the device."""
     M = sum(segment.end - segment.start for segment in segments)
@@ -74,8 +73,8 @@ def new_tokens(
         positions[begin:end] = at
         slots[begin:end] = blocks[at // block_size] * block_size + at % block_size
         begin = end
-    sent = zip(push(numbers).split(room), sizes, strict=True)
-    there = [part[:size] for part, size in sent]
+    parts = zip(sent(numbers, device).split(room), sizes, strict=True)
+    there = [part[:size] for part, size in parts]
     new = NewTokens(
         positions=there[1],
         slots=there[2],
@@ -83,17 +82,3 @@ def new_tokens(
         table=there[4].view(-1, max_blocks),
     )
     return there[0], new
-
-
-def entry_of(row: Row) -> Entry:
-    """Return the entry of a row into its slot: its last token is the first to be fed."""
-    assert row.slot is not None
-    sequence = row.sequence
-    return Entry(
-        slot=row.slot,
-        token=sequence[-1],
-        position=len(sequence) - 1,
-        count=len(row.tokens),
-        limit=row.limit,
-        uniforms=uniforms([row.seed], row.limit)[0],
-    )

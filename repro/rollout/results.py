@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.reference_step import STOPPED
+from kernels.segments import sent
 from repro.rollout.sampler import Completion
 from repro.rollout.scheduler import Row
-from repro.rollout.state import STOPPED, RowState
+from repro.rollout.state import RowState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,7 +47,7 @@ class Results:
     def take(self, rows: Sequence[Row], counts: Sequence[int], status: Sequence[int]) -> None:
         """Copy the outputs of rows that have ended, before they leave their slots."""
         width = max(counts)
-        slots = self._state.push(torch.tensor([row.slot for row in rows], dtype=torch.int64))
+        slots = sent(torch.tensor([row.slot for row in rows]), self._state.device)
         self._ended.append(
             _Ended(
                 rows=list(rows),

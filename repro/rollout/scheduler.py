@@ -97,9 +97,8 @@ class Admission:
 class Scheduler:
     """Queues, slots (the rows that can run at once) and blocks of the cache."""
 
-    def __init__(self, pool: BlockPool, slots: int, *, share_prompts: bool = True) -> None:
+    def __init__(self, pool: BlockPool, slots: int) -> None:
         self.pool = pool
-        self.share_prompts = share_prompts
         self.waiting: deque[Row] = deque()
         self.running: list[Row] = []
         self.preemptions = 0
@@ -167,7 +166,7 @@ class Scheduler:
         pool, group = self.pool, row.group
         prefilled = len(row.sequence) - 1
         prompt_cached = len(group.prompt) - 1
-        shared = group.blocks[: prompt_cached // pool.block_size] if self.share_prompts else []
+        shared = group.blocks[: prompt_cached // pool.block_size]
         total = pool.blocks_for(len(group.prompt) - 1 + row.launched + steps)
         if total - len(shared) + keep > pool.free:
             raise OutOfBlocksError(f"{total - len(shared)} blocks asked for; {pool.free} are free")
@@ -176,7 +175,7 @@ class Scheduler:
         row.blocks = [*shared, *own]
         start = len(shared) * pool.block_size
         tail = prompt_cached % pool.block_size
-        if group.blocks and self.share_prompts and tail and not row.tokens:
+        if group.blocks and tail and not row.tokens:
             admission.copies.append((group.blocks[-1], own[0]))
             start = prefilled
         if start < prefilled:
@@ -187,8 +186,6 @@ class Scheduler:
         """Let the group hold its prompt's blocks as long as members wait."""
         group = row.group
         group.waiting -= 1
-        if not self.share_prompts:
-            return
         if group.waiting > 0 and not group.blocks and prompt_cached:
             group.blocks = row.blocks[: self.pool.blocks_for(prompt_cached)]
             self.pool.share(group.blocks)

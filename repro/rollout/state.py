@@ -15,60 +15,32 @@ stream, in order; and the old row's position is -1 from the step at which it end
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.reference_step import FAULTY, FULL, RUNNING, STOPPED, advance
+from kernels.reference_step import RUNNING, StepRows
+from kernels.segments import sent
 from repro.rollout.blocks import SCRAP
+from repro.rollout.draw import uniforms
+from repro.rollout.scheduler import Row
 
 # Tokens that can end a row.
 MAX_ENDS = 8
-
-__all__ = [
-    "FAULTY", "FULL", "MAX_ENDS", "RUNNING", "STOPPED", "Entry", "RowState", "Statistics",
-]  # fmt: skip
+_PER_SLOT = [each.name for each in fields(StepRows) if each.name not in ("ends", "temperature")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A row that enters a slot: its last token, and that one's position.
-
-    `count` tokens were generated before; the row ends at `limit`, with a float64 number of
-    `uniforms` for each.
-    """
-
-    slot: int
-    token: int
-    position: int
-    count: int
-    limit: int
-    uniforms: Tensor
-
-
-class RowState:
-    """Per-slot tensors of `slots` rows.
+class RowState(StepRows):
+    """Per-slot tensors of `slots` rows: what a step moves on, and the rows' blocks.
 
     Attributes
     ----------
-    tokens : Tensor, (R,), int64
-        The token that the next step feeds.
-    positions : Tensor, (R,), int32
-        Its position; -1 where no row runs.
-    counts, limits : Tensor, (R,), int32
-        Tokens generated, and the number at which the row ends.
-    status : Tensor, (R,), int32
-        RUNNING, STOPPED (end token), FULL (limit) or FAULTY (logits not finite).
-    uniforms : Tensor, (R, T), float64
-    out_tokens : Tensor, (R, T), int32
-    out_logprobs : Tensor, (R, T), float32
     table : Tensor, (R, max_blocks), int32
         Block numbers of each row.
     ends : Tensor, (MAX_ENDS,), int64
         End tokens, filled up with -1.
-    temperature : Tensor, (), float32
     """
 
     def __init__(
@@ -89,30 +61,12 @@ class RowState:
         self.temperature = torch.ones((), dtype=torch.float32, device=device)
         self._host_table = np.full((slots, max_blocks), SCRAP, dtype=np.int32)
 
-    def _per_slot(self) -> tuple[Tensor, ...]:
-        return (
-            self.tokens,
-            self.positions,
-            self.counts,
-            self.limits,
-            self.status,
-            self.uniforms,
-            self.out_tokens,
-            self.out_logprobs,
-        )
-
-    def push(self, values: Tensor) -> Tensor:
-        """Return host values on the device, without waiting for the copy."""
-        if self.device.type != "cuda":
-            return values
-        return values.pin_memory().to(self.device, non_blocking=True)
-
     def begin(self, ends: Sequence[int], temperature: float) -> None:
         """Set, in place, what holds for a whole rollout."""
         if len(ends) > MAX_ENDS:
             raise ValueError(f"{len(ends)} end tokens; the engine takes up to {MAX_ENDS}")
         filled = [*ends, *[-1] * (MAX_ENDS - len(ends))]
-        self.ends.copy_(self.push(torch.tensor(filled, dtype=torch.int64)))
+        self.ends.copy_(sent(torch.tensor(filled, dtype=torch.int64), self.device))
         if temperature > 0:
             self.temperature.fill_(temperature)
 
@@ -123,61 +77,42 @@ class RowState:
 
     def send_table(self) -> None:
         """Send all slots' blocks to the device."""
-        self.table.copy_(self.push(torch.from_numpy(self._host_table.copy())), non_blocking=True)
+        self.table.copy_(
+            sent(torch.from_numpy(self._host_table.copy()), self.device), non_blocking=True
+        )
 
-    def enter(self, entries: Sequence[Entry]) -> None:
-        """Put rows into their slots."""
-        numbers = [[e.slot, e.token, e.position, e.count, e.limit] for e in entries]
-        packed = self.push(torch.tensor(numbers, dtype=torch.int64))
+    def enter(self, rows: Sequence[Row]) -> None:
+        """Put rows into their slots: the last token of each is the first to be fed."""
+        numbers = [
+            [row.slot, row.sequence[-1], len(row.sequence) - 1, len(row.tokens), row.limit]
+            for row in rows
+        ]
+        packed = sent(torch.tensor(numbers, dtype=torch.int64), self.device)
         slots = packed[:, 0]
         self.tokens[slots] = packed[:, 1]
         self.positions[slots] = packed[:, 2].int()
         self.counts[slots] = packed[:, 3].int()
         self.limits[slots] = packed[:, 4].int()
         self.status[slots] = RUNNING
-        width = self.uniforms.shape[1]
-        uniforms = torch.zeros(len(entries), width, dtype=torch.float64)
-        for row, entry in zip(uniforms, entries, strict=True):
-            row[: len(entry.uniforms)] = entry.uniforms
-        self.uniforms[slots] = self.push(uniforms)
+        drawn = torch.zeros(len(rows), self.uniforms.shape[1], dtype=torch.float64)
+        for own, row in zip(drawn, rows, strict=True):
+            own[: row.limit] = uniforms([row.seed], row.limit)[0]
+        self.uniforms[slots] = sent(drawn, self.device)
 
     def leave(self, slots: Sequence[int]) -> None:
         """Empty slots."""
         for slot in slots:
             self.set_blocks(slot, [])
-        self.positions[self.push(torch.tensor(slots, dtype=torch.int64))] = -1
+        self.positions[sent(torch.tensor(slots, dtype=torch.int64), self.device)] = -1
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Move rows from slots to empty slots; blocks are moved by `set_blocks`."""
-        pairs = self.push(torch.tensor(moves, dtype=torch.int64))
+        pairs = sent(torch.tensor(moves, dtype=torch.int64), self.device)
         source, target = pairs[:, 0], pairs[:, 1]
-        for tensor in self._per_slot():
+        for name in _PER_SLOT:
+            tensor: Tensor = getattr(self, name)
             tensor[target] = tensor[source]
         self.positions[source] = -1
-
-    def advance(self, ids: Tensor, logprobs: Tensor, faulty: Tensor) -> None:
-        """Take one token per slot, for the first b slots; see `kernels.reference_step.advance`.
-
-        Parameters
-        ----------
-        ids : Tensor, (b,), int64
-        logprobs : Tensor, (b,), float32
-        faulty : Tensor, (b,), bool
-            Rows whose logits were not finite: they stop as they are, with no token taken.
-        """
-        advance(
-            ids,
-            logprobs,
-            faulty,
-            tokens=self.tokens,
-            positions=self.positions,
-            counts=self.counts,
-            limits=self.limits,
-            status=self.status,
-            out_tokens=self.out_tokens,
-            out_logprobs=self.out_logprobs,
-            ends=self.ends,
-        )
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from kernels.triton import (
     rotary,
     swiglu,
 )
+from repro.rollout.state import RowState
 
 BF16 = torch.bfloat16
 # Hidden, query heads, key heads, head dimension, inner, vocabulary.
@@ -136,21 +138,18 @@ def ints(*shape: int) -> Tensor:
 
 def products(name: str) -> Iterator[Launch]:
     H, HQ, HK, D, I, _ = MODELS[name]
-    for layer, (N, K) in {
+    layers = {
         "qkv": ((HQ + 2 * HK) * D, H), "o": (H, HQ * D), "gate_up": (2 * I, H), "down": (H, I),
-    }.items():  # fmt: skip
+    }  # fmt: skip
+    for layer, (N, K) in layers.items():
         bias = zeros(N) if layer == "qkv" else None
         for format in FORMATS:
             packed = weight(format, N, K)
-            yield f"{format} {layer}", lambda w=packed: dequantize.dequantize(w, BF16)
+            yield f"{format} {layer}", partial(dequantize.dequantize, packed, BF16)
             for M in ROWS:
                 if not portable_linear.goes_dense(packed, M):
-                    yield (
-                        f"{format} {layer} {M}",
-                        lambda w=packed, M=M, b=bias: portable_linear.linear(
-                            zeros(M, w.shape[1]), w, b
-                        ),
-                    )
+                    call = partial(portable_linear.linear, zeros(M, K), packed, bias)
+                    yield f"{format} {layer} {M}", call
 
 
 def adapters(name: str, overlap: bool) -> Iterator[Launch]:
@@ -158,116 +157,84 @@ def adapters(name: str, overlap: bool) -> Iterator[Launch]:
     N, ends = (HQ + 2 * HK) * D, (HQ * D, (HQ + HK) * D)
     for M in ROWS:
         for R in RANKS:
-            yield (
-                f"project {M} {R}",
-                lambda M=M, R=R: decode_adapter.project(
-                    zeros(M, H), zeros(3 * R, H), overlap=overlap
+            calls: dict[Callable[..., object], tuple[Any, ...]] = {
+                decode_adapter.project: (zeros(M, H), zeros(3 * R, H)),
+                decode_adapter.add_adapter: (zeros(M, N), zeros(M, 3 * R), zeros(N, R), ends, 1.0),
+                decode_adapter.adapted_swiglu: (
+                    zeros(M, 2 * I), zeros(M, 2 * R), zeros(2 * I, R), 1.0,
                 ),
-            )
-            yield (
-                f"add_adapter {M} {R}",
-                lambda M=M, R=R: decode_adapter.add_adapter(
-                    zeros(M, N), zeros(M, 3 * R), zeros(N, R), ends, 1.0, overlap=overlap
-                ),
-            )
-            yield (
-                f"adapted_swiglu {M} {R}",
-                lambda M=M, R=R: decode_adapter.adapted_swiglu(
-                    zeros(M, 2 * I), zeros(M, 2 * R), zeros(2 * I, R), 1.0, overlap=overlap
-                ),
-            )
+            }  # fmt: skip
+            for function, given in calls.items():
+                yield f"{function.__name__} {M} {R}", partial(function, *given, overlap=overlap)
 
 
 def decoding(name: str, overlap: bool) -> Iterator[Launch]:
     H, HQ, HK, D, I, V = MODELS[name]
-    gain, noise, f32 = zeros(H), zeros(H, dtype=torch.float32), torch.zeros
+    gain, cpu = zeros(H), torch.device("cpu")
     for M in ROWS:
-        for each in (None, noise):
-            yield (
-                f"add_norm {M}",
-                lambda M=M, n=each: decode_step.add_norm(
-                    zeros(M, H), zeros(M, H), gain, n, 1e-6, overlap=overlap
-                ),
-            )
+        for noise in (None, zeros(H, dtype=torch.float32)):
+            stream = zeros(M, H), zeros(M, H)
+            call = partial(decode_step.add_norm, *stream, gain, noise, 1e-6, overlap=overlap)
+            yield f"add_norm {M}", call
         keys, qkv = zeros(M * 4 + 1, 32, HK, D), zeros(M, (HQ + 2 * HK) * D)
-        space = decode_step.StepWorkspace(M, HQ, HK, D, torch.device("cpu"))
         for g in (None, zeros(D)):
-            yield f"attend {M}", lambda M=M, g=g, q=qkv, k=keys, s=space: decode_step.attend_step(
-                q, zeros(64, D), zeros(64, D), ints(M), ints(M, 4), k, k, s, query_heads=HQ,
+            yield f"attend {M}", partial(
+                decode_step.attend_step, qkv, zeros(64, D), zeros(64, D), ints(M), ints(M, 4),
+                keys, keys, decode_step.StepWorkspace(M, HQ, HK, D, cpu), query_heads=HQ,
                 scale=D**-0.5, q_gain=g, k_gain=g, eps=1e-6, overlap=overlap,
             )  # fmt: skip
-        yield f"swiglu {M}", lambda M=M: decode_step.swiglu(zeros(M, 2 * I), overlap=overlap)
+        yield f"swiglu {M}", partial(decode_step.swiglu, zeros(M, 2 * I), overlap=overlap)
     for greedy in (False, True):
-        yield f"choose greedy={greedy}", lambda g=greedy: decode_choice.choose(
-            f32(4, V), temperature=torch.tensor(1.0), greedy=g, tokens=ints(4).long(),
-            positions=ints(4), counts=ints(4), limits=ints(4), status=ints(4),
-            uniforms=f32(4, 64).double(), out_tokens=ints(4, 64), out_logprobs=f32(4, 64),
-            ends=ints(2).long(), overlap=overlap,
-        )  # fmt: skip
+        rows = RowState(4, max_new_tokens=64, max_blocks=1, device=cpu)
+        call = partial(
+            decode_choice.choose, torch.zeros(4, V), rows, greedy=greedy, overlap=overlap
+        )
+        yield f"choose greedy={greedy}", call
     qkv, keys, turn = zeros(64, (HQ + 2 * HK) * D), zeros(9, 32, HK, D), zeros(64, D)
     yield (
         "rotary_write",
-        lambda: rotary.rotary_write(
-            qkv, turn, turn, ints(64), ints(64), keys, keys, query_heads=HQ
+        partial(
+            rotary.rotary_write, qkv, turn, turn, ints(64), ints(64), keys, keys, query_heads=HQ
         ),
     )
-    yield (
-        "prefill_attention",
-        lambda: prefill_attention.prefill_attention(
-            zeros(64, HQ, D), keys, keys, ints(1, 8), ints(3, 4), D**-0.5
-        ),
-    )
+    given = zeros(64, HQ, D), keys, keys, ints(1, 8), ints(3, 4), D**-0.5
+    yield "prefill_attention", partial(prefill_attention.prefill_attention, *given)
 
 
 def training(name: str) -> Iterator[Launch]:
     H, HQ, HK, D, I, V = MODELS[name]
     gain, f32, rows = zeros(H), torch.zeros, zeros(64, H)
-    for each in (None, f32(H)):
-        yield "norm", lambda n=each: rms_norm.norm_rows(rows, gain, 1e-6, n, BF16)
+    for noise in (None, f32(H)):
+        yield "norm", partial(rms_norm.norm_rows, rows, gain, 1e-6, noise, BF16)
         for beside in (None, rows):
-            yield (
-                "norm backward",
-                lambda n=each, b=beside: rms_norm.norm_backward(
-                    rows, rows, gain, n, f32(64), b, True
-                ),
-            )
-    yield "swiglu", lambda: swiglu.swiglu_rows(zeros(8, 2 * I))
+            given = rows, rows, gain, noise, f32(64), beside, True
+            yield "norm backward", partial(rms_norm.norm_backward, *given)
     for again in (False, True):
-        yield (
-            "swiglu backward",
-            lambda a=again: swiglu.swiglu_backward(zeros(8, 2 * I), zeros(8, I), a),
-        )
-    q, k, v, turn = zeros(64, HQ, D), zeros(64, HK, D), zeros(64, HK, D), zeros(64, D)
+        pair = zeros(8, 2 * I), zeros(8, I)
+        yield "swiglu backward", partial(swiglu.swiglu_backward, *pair, again)
+    q, k, turn = zeros(64, HQ, D), zeros(64, HK, D), zeros(64, D)
     for back in (False, True):
-        yield (
-            "rotate",
-            lambda b=back: packed_attention._rotate(
-                q, k, v, turn, turn, zeros(64, (HQ + 2 * HK) * D), back=b
-            ),
-        )
-    yield "join", lambda: packed_attention._join(q, f32(HQ, 64), q.clone(), f32(HQ, 64))
-    head, ids = zeros(V, 64), ints(4).long()
-    hidden = zeros(4, 64).requires_grad_()
-    yield (
-        "logprobs",
-        lambda: sum(
-            part.sum() for part in logprobs.token_logprobs(hidden, head, ids, 1.0)
-        ).backward(),
-    )  # type: ignore[union-attr]
+        whole = zeros(64, (HQ + 2 * HK) * D)
+        yield "rotate", partial(packed_attention._rotate, q, k, k, turn, turn, whole, back=back)
+    yield "join", partial(packed_attention._join, q, f32(HQ, 64), q.clone(), f32(HQ, 64))
+
+    def both_ways() -> None:
+        hidden = zeros(4, 64).requires_grad_()
+        logprob, entropy = logprobs.token_logprobs(hidden, zeros(V, 64), ints(4).long(), 1.0)
+        (logprob.sum() + entropy.sum()).backward()
+
+    yield "logprobs", both_ways
     for format in FORMATS:
         encode = torch.ones(()) if format == "nvfp4" else None
         for values in (rows, rows.float()):
-            yield (
-                f"quantize {format}",
-                lambda f=format, e=encode, v=values: quantize.quantize_blocks(v, f, e),
-            )
+            yield f"quantize {format}", partial(quantize.quantize_blocks, values, format, encode)
 
 
 def few(overlap: bool) -> Iterator[Launch]:
     """Yield the launches that take most of a card: large tiles, large ranks."""
     H, HQ, HK, D, *_ = MODELS["7B"]
     packed = weight("nvfp4", (HQ + 2 * HK) * D, H)
-    yield "nvfp4 128", lambda: portable_linear.linear(zeros(128, H), packed, None)
+    yield "nvfp4 128", partial(portable_linear.linear, zeros(128, H), packed, None)
     hard = re.compile(r"(project|add_adapter|adapted_swiglu) 256 (128|256)|attend 64|prefill_.*")
     for where, call in (*adapters("7B", overlap), *decoding("7B", overlap)):
         if hard.fullmatch(where):

@@ -1,10 +1,11 @@
-"""Construction, storage and refusal of `QuantizedWeight`."""
+"""Construction, storage and refusal of `QuantizedWeight`; the Hopper layout, there and back."""
 
 import pytest
 import torch
 from safetensors.torch import load, save
 
 from kernels.formats import FORMATS, QuantizedWeight
+from kernels.packing import pack, unpack
 from kernels.reference import dequantize, quantize
 from tests.kernels.conftest import assert_bitwise
 
@@ -31,13 +32,6 @@ def test_a_weight_survives_safetensors_and_moves_whole(format):
         rest = {name: tensor for name, tensor in tensors.items() if name != dropped}
         other = QuantizedWeight.from_tensors(format, rest).tensors()[dropped]
         assert float(other) == pytest.approx(float(tensors[dropped]), rel=2e-7)
-
-
-@pytest.mark.parametrize(("format", "bits"), [("nvfp4", 4.5), ("mxfp4", 4.25), ("nf4", 4.5)])
-def test_the_bytes_are_those_of_the_format(format, bits):
-    weight = quantize(torch.randn(256, 256), format)
-    scalars = 8 if format == "nvfp4" else 0
-    assert (weight.nbytes - scalars) * 8 / 256**2 == bits
 
 
 def test_a_layout_that_does_not_fit_is_refused():
@@ -74,3 +68,36 @@ def test_scales_that_no_writer_produces_are_refused():
     mxfp4["block_scales"][0, 0] = 255
     with pytest.raises(ValueError, match="reserves for NaN"):
         QuantizedWeight.from_tensors("mxfp4", mxfp4)
+
+
+def _bits(tensor):
+    return tensor.reshape(-1).contiguous().view(torch.uint8)
+
+
+def _same(left, right):
+    a, b = left.tensors(), right.tensors()
+    return a.keys() == b.keys() and all(torch.equal(_bits(a[k]), _bits(b[k])) for k in a)
+
+
+def _weight(format, N, K, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.exp(2 * torch.randn(N, 1, generator=generator))
+    return quantize(torch.randn(N, K, generator=generator) * spread, format)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "nf4"])
+@pytest.mark.parametrize(("N", "K"), [(16, 256), (33, 320), (1, 64), (100, 1088)])
+def test_unpacking_returns_every_bit(format, N, K):
+    weight = _weight(format, N, K)
+    assert _same(unpack(pack(weight)), weight)
+
+
+def test_scales_of_any_size_come_back_with_their_codes_and_a_nan_is_refused():
+    nvfp4, mxfp4 = _weight("nvfp4", 32, 256), _weight("mxfp4", 16, 256)
+    nvfp4.block_scales.view(torch.uint8)[3, :4] = 0
+    mxfp4.block_scales[0, :4] = torch.tensor([0, 1, 127, 254], dtype=torch.uint8)
+    for weight in (nvfp4, mxfp4):
+        assert _same(unpack(pack(weight)), weight)
+    nvfp4.block_scales.view(torch.uint8)[0, 0] = 0x7F
+    with pytest.raises(ValueError, match="NaN"):
+        pack(nvfp4)

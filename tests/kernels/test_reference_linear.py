@@ -1,6 +1,7 @@
-"""Linear, LoRA linear, norm, SwiGLU and rotary of the reference, with their gradients."""
+"""Linear, norm, SwiGLU, rotary and paged attention of the reference, with their gradients."""
 
 import gc
+import math
 import weakref
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from kernels import reference
 from kernels.reference import dequantize, linear, quantize, rms_norm, rotary, swiglu
+from kernels.reference_step import prefill_attention
 from tests.kernels.conftest import assert_bitwise, assert_within_twice
 
 
@@ -147,3 +149,46 @@ def test_shapes_and_types_that_do_not_fit_are_refused():
         rms_norm(x, torch.ones(4), 1e-6)
     with pytest.raises(ValueError, match="must be even"):
         swiglu(torch.zeros(2, 3))
+
+
+def _paged(keys, block_size, generator):
+    """Scatter sequences (S_b, Hkv, D) over blocks in random order; the rest of the cache is NaN."""
+    counts = [-(-len(key) // block_size) for key in keys]
+    order = torch.randperm(sum(counts) + 3, generator=generator)
+    cache = torch.full((len(order), block_size, *keys[0].shape[1:]), math.nan, dtype=keys[0].dtype)
+    table = torch.full((len(keys), max(counts) + 1), 10**6, dtype=torch.int32)
+    used = 0
+    for row, (key, count) in enumerate(zip(keys, counts, strict=True)):
+        for block in range(count):
+            number = int(order[used])
+            used += 1
+            part = key[block * block_size : (block + 1) * block_size]
+            cache[number, : len(part)] = part
+            table[row, block] = number
+    return cache, table
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (7, 1)])
+def test_attention_of_one_token_agrees_with_float64_attention_of_each_row(dtype, heads):
+    Hq, Hkv = heads
+    D, lengths = 16, [1, 4, 13, 8]
+    generator = torch.Generator().manual_seed(Hq)
+    keys = [torch.randn(n, Hkv, D, generator=generator).to(dtype) for n in lengths]
+    values = [torch.randn(n, Hkv, D, generator=generator).to(dtype) for n in lengths]
+    q = torch.randn(len(lengths), Hq, D, generator=generator).to(dtype)
+    key_cache, table = _paged(keys, 4, torch.Generator().manual_seed(1))
+    value_cache, _ = _paged(values, 4, torch.Generator().manual_seed(1))
+    tiles = torch.tensor([(row, row, 1, n - 1) for row, n in enumerate(lengths)])
+    out = prefill_attention(q, key_cache, value_cache, table, tiles, D**-0.5).view(q.shape)
+
+    def plain(work):
+        rows = []
+        for row, (key, value) in enumerate(zip(keys, values, strict=True)):
+            repeated = [t.repeat_interleave(Hq // Hkv, dim=1).to(work) for t in (key, value)]
+            scores = (repeated[0] * q[row].to(work)).sum(-1) / math.sqrt(D)
+            weights = torch.softmax(scores, dim=0)
+            rows.append((weights.unsqueeze(-1) * repeated[1]).sum(0))
+        return torch.stack(rows)
+
+    assert_within_twice(out, plain(dtype), plain(torch.float64))

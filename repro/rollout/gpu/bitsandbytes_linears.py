@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.formats import QuantizedWeight
+from kernels.formats import QuantizedWeight, swap_nibbles
 from repro.models.lora import base_linear
 from repro.models.quantized_linear import QuantizedLinear
 from repro.rollout.gpu.fused_linears import Factors
@@ -59,13 +59,7 @@ class BitsandbytesGroup:
         factors = self._factors
         if factors.a is None:
             return Product(base=base)
-        return Product(
-            base=base,
-            z=functional.linear(x, factors.a),
-            b=factors.b,
-            ends=factors.ends,
-            scaling=factors.scaling,
-        )
+        return factors.product(base, functional.linear(x, factors.a))
 
     def refresh(self) -> None:
         """Take up the adapters as they are now, in place."""
@@ -83,7 +77,7 @@ def foreign_weight(weight: QuantizedWeight) -> tuple[Tensor, Any]:
     """Return NF4 codes, (N * K / 2, 1), uint8, and a `QuantState`, as bitsandbytes keeps them."""
     from bitsandbytes.functional import QuantState, get_4bit_type
 
-    codes = (weight.codes << 4) | (weight.codes >> 4)
+    codes = swap_nibbles(weight.codes)
     state = QuantState(
         absmax=weight.block_scales.reshape(-1),
         shape=torch.Size(weight.shape),

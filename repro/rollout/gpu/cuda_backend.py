@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from repro.models.lora import base_linear
 from repro.models.policy import Policy
 from repro.rollout.backend import Backend, EagerSteps
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.engine_ops import Operations, Primitives
+from repro.rollout.engine_ops import Operations
 from repro.rollout.forward import Forward
 from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.gpu.fused_linears import DenseGroup, QuantizedGroup, takes_fused
@@ -36,7 +37,7 @@ from repro.rollout.state import RowState
 from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 
-KERNELS = Primitives(
+KERNELS = SimpleNamespace(
     add_norm=decode_step.add_norm,
     attend_step=decode_step.attend_step,
     rotary_write=rotary.rotary_write,

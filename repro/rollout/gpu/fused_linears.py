@@ -95,10 +95,10 @@ class QuantizedGroup:
                 return Product(base=packed.packed_linear(x, weight, self.bias, self._riding))
             if packed.goes_dense(weight, len(x)):
                 both = packed.dense_with_columns(x, weight, self._bias_of_both, a)
-                return self._product(*both, joined=False)
+                return self._factors.product(*both)
         elif portable_linear.goes_dense(weight, len(x)):
             both = portable_linear.dense_with_columns(x, weight, self._bias_of_both, a)
-            return self._product(*both, joined=False)
+            return self._factors.product(*both)
         arrived = self._factors.arrived
         few = len(x) <= decode_adapter.FEW_ROWS
         branch = few and self._beside is not None and torch.cuda.is_current_stream_capturing()
@@ -112,16 +112,12 @@ class QuantizedGroup:
         else:
             z = decode_adapter.project(x, a, overlap=self._overlap, arrived=arrived)
             base = self._base(x)
-        return self._product(base, z, joined=branch)
+        return self._factors.product(base, z, joined=branch)
 
     def _base(self, x: Tensor) -> Tensor:
         if isinstance(self.weight, PackedWeight):
             return packed.packed_linear(x, self.weight, self.bias)
         return dispatch.linear(x, self.weight, self.bias)
-
-    def _product(self, base: Tensor, z: Tensor, *, joined: bool) -> Product:
-        own = self._factors
-        return Product(base=base, z=z, b=own.b, ends=own.ends, scaling=own.scaling, joined=joined)
 
     def refresh(self) -> None:
         """Take up the adapters as they are now, in place."""
@@ -161,13 +157,7 @@ class DenseGroup:
         factors = self._factors
         if factors.a is None:
             return Product(base=both)
-        return Product(
-            base=both[:, : self.rows],
-            z=both[:, self.rows :],
-            b=factors.b,
-            ends=factors.ends,
-            scaling=factors.scaling,
-        )
+        return factors.product(both[:, : self.rows], both[:, self.rows :])
 
     def refresh(self) -> None:
         """Take up the adapters and biases as they are now, in place."""
@@ -205,6 +195,12 @@ class Factors:
             decode_adapter.counters(len(self.a)), dtype=torch.int32, device=device
         )
         self.refresh()
+
+    def product(self, base: Tensor, z: Tensor, *, joined: bool = False) -> Product:
+        """Return a product whose adapter's share is still to be added."""
+        return Product(
+            base=base, z=z, b=self.b, ends=self.ends, scaling=self.scaling, joined=joined
+        )
 
     def move_a(self, rows: Tensor) -> None:
         """Keep A in `rows` from now on."""

@@ -29,7 +29,6 @@ def engine_for(point=POINT):
             slots=max(point.batches),
             max_positions=point.prompt_tokens + point.new_tokens,
             max_new_tokens=point.new_tokens,
-            share_prompts=False,
             ignore_end=True,
         ),
     )

@@ -1,14 +1,13 @@
-"""Tiny random policies of every architecture and weight format, built in memory."""
+"""Tiny random policies of every architecture and weight format."""
+
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 
-from kernels import dispatch
-from repro.models.decoder import fused_members, is_projection
-from repro.models.lora import adapter_layers, attach_adapter
-from repro.models.norms import wrap_norms
-from repro.models.policy import Policy
-from repro.models.quantized_linear import QuantizedLinear
+from repro.models.fused_weights import fuse, share
+from repro.models.lora import adapter_layers, base_linear
+from repro.models.policy import load_policy
 from repro.rollout.engine_config import EngineConfig
 from tests.repro.architectures import CLASSES
 
@@ -42,37 +41,18 @@ def random_policy(architecture="qwen2", weight_format="bf16", rank=4, seed=7, hi
                     parameter.normal_(0, 0.3)
                 else:
                     parameter.normal_(0, 0.15)
-                parameter.copy_(parameter.bfloat16())
-                parameter.requires_grad_(False)
-    if weight_format != "bf16":
-        _quantize(model, weight_format)
-    wrap_norms(model)
-    adapted = model
-    if rank:
-        adapted = attach_adapter(model, rank=rank, alpha=2 * rank, seed=seed).eval()
-        generator = torch.Generator().manual_seed(seed)
-        for _, layer in adapter_layers(adapted):
-            B = layer.adapter()[1]
-            with torch.no_grad():
-                B.copy_(torch.randn(B.shape, generator=generator) * 0.1)
-    return Policy(
-        model=adapted,
-        tokenizer=None,
-        weight_format=weight_format,
-        training="lora" if rank else "none",
-        compute_dtype=torch.float32,
-    )
-
-
-def _quantize(model, weight_format):
-    dense = {name: item for name, item in model.named_modules() if is_projection(name)}
-    rounded = {name: item.weight.bfloat16() for name, item in dense.items()}
-    for name, item in dense.items():
-        scale = None
-        if weight_format == "nvfp4":
-            scale = dispatch.shared_global_scale([rounded[n] for n in fused_members(name)])
-        codes = dispatch.quantize(rounded[name], weight_format, global_scale=scale)
-        model.set_submodule(name, QuantizedLinear(codes, item.bias))
+    with TemporaryDirectory() as folder:
+        model.to(torch.bfloat16).save_pretrained(folder)
+        policy = load_policy(
+            folder, weight_format=weight_format, training="lora" if rank else "none",
+            lora_rank=rank, lora_alpha=2 * rank, seed=seed,
+        )  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    for _, layer in adapter_layers(policy.model):
+        B = layer.adapter()[1]
+        with torch.no_grad():
+            B.copy_(torch.randn(B.shape, generator=generator) * 0.1)
+    return policy
 
 
 def small(**changes):
@@ -88,6 +68,19 @@ def prompts_of(lengths, seed=0):
     """Return a random prompt of each length, token 0 in none."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(1, 97, (n,), generator=generator).tolist() for n in lengths]
+
+
+def modules_of(policy, *names):
+    """Return modules of a policy's first block."""
+    block = policy.decoder.get_submodule("model.layers.0")
+    return [block.get_submodule(name) for name in names]
+
+
+def fused(modules, arrange=lambda weight: weight):
+    """Return 4-bit projections, fused and arranged as loading does it for a card's kernels."""
+    layers = [base_linear(module) for module in modules]
+    share(layers, arrange(fuse([layer.codes() for layer in layers])))
+    return modules
 
 
 def interrupt_after(engine, steps, monkeypatch):

@@ -8,6 +8,7 @@ trainer lies no farther from it than the trainer does, whatever their distance f
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,9 +21,6 @@ from repro.models.loading import build_on_meta
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy
 from repro.rollout.sampler import RolloutBatch
-
-# Positions whose logits are held at once by the float32 pass.
-_CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,30 +64,13 @@ def trainer_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) ->
     return by_row
 
 
-@torch.no_grad()
 def float32_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) -> list[Tensor]:
     """Return the same in float32 throughout: 4 bytes per parameter and more while it runs."""
-    exact: Any = _merged(policy)
-    by_row = []
-    for row in range(len(batch.completions)):
-        tokens, prompt = _sequence(batch, row, policy.device)
-        hidden = exact.model(input_ids=tokens[:-1].unsqueeze(0), use_cache=False)[0][0]
-        hidden = hidden[prompt - 1 :]
-        parts = zip(hidden.split(_CHUNK), tokens[prompt:].split(_CHUNK), strict=True)
-        by_row.append(
-            torch.cat(
-                [
-                    (part @ exact.lm_head.weight.t() / temperature)
-                    .log_softmax(-1)
-                    .gather(-1, chosen.unsqueeze(-1))
-                    .squeeze(-1)
-                    for part, chosen in parts
-                ]
-            )
-        )
-    return by_row
+    exact = dataclasses.replace(policy, model=_merged(policy))
+    return trainer_logprobs(exact, batch, temperature)
 
 
+@torch.no_grad()
 def _merged(policy: Policy) -> nn.Module:
     """Return transformers' own model of a policy's merged weights and norms, float32."""
     decoder: Any = policy.decoder

@@ -1,43 +1,20 @@
 """Adapters of any rank, on every road: what the engine's kernels give is what the modules give."""
 
-from typing import cast
-
 import pytest
 import torch
 from torch import nn
 
 from kernels import dispatch
 from kernels.triton import decode_adapter, portable_linear
-from repro.models.fused_weights import fuse, share
-from repro.models.lora import AdapterLinear, base_linear
-from repro.models.quantized_linear import QuantizedLinear
 from repro.rollout.gpu.fused_linears import DenseGroup, QuantizedGroup, takes_fused
 from tests.interpreted import needs_interpreter
+from tests.repro.rollout.conftest import fused, modules_of
 
 CASES = [
     *(("bf16", rank) for rank in (4, 24, 100, 256)),
     *(("nvfp4", rank) for rank in (8, 256)),
     ("nf4", 48),
 ]
-
-
-def modules_of(policy, *names):
-    block = policy.decoder.get_submodule("model.layers.0")
-    modules = [block.get_submodule(name) for name in names]
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for module in modules:
-            assert isinstance(module, AdapterLinear)
-            B = module.adapter()[1]
-            B.copy_(torch.randn(B.shape, generator=generator) * 0.05)
-    return modules
-
-
-def fused(modules):
-    """Return the modules, their codes fused as loading fuses them for cards but Hopper's."""
-    layers = [cast(QuantizedLinear, base_linear(module)) for module in modules]
-    share(layers, fuse([layer.codes() for layer in layers]))
-    return modules
 
 
 def group_of(modules, weight_format):

@@ -9,6 +9,7 @@ from repro.models.random_policy import random_policy
 from repro.rl.noise import perturbed
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
+from repro.rollout.gpu.cuda_backend import Captures
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
 from tests.repro.rollout.conftest import interrupt_after
@@ -137,3 +138,24 @@ def test_a_cache_that_is_given_back_leaves_its_memory_and_comes_back_with_its_st
     finally:
         keeping.close()
         giving.close()
+
+
+def test_captures_are_made_anew_while_memory_of_dropped_ones_is_held():
+    device = torch.device("cuda", 0)
+    captures = Captures(device)
+    x = torch.arange(1 << 20, device=device, dtype=torch.float32)
+    outputs = []
+
+    def work():
+        outputs.append(x + 1)
+
+    for made in (1, 2, 3):
+        captures.run("work", work)
+        x += 1
+        captures.run("work", work)
+        torch.cuda.synchronize()
+        # The capture's own result, which lies in the captures' pool, is kept from here on.
+        assert torch.equal(outputs[-1], x + 1)
+        captures.clear()
+        # Twice done and once replayed, for each capture.
+        assert len(outputs) == 2 * made

@@ -72,7 +72,6 @@ def test_preempted_rows_lose_nothing(make_policy):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"share_prompts": False},
         {"slots": 1},
         {"slots": 13, "round_steps": 1},
         {"block_size": 7, "prefill_tokens": 256},
@@ -109,12 +108,9 @@ def test_a_cache_that_is_given_back_holds_no_memory_and_changes_no_token(make_po
 def test_a_groups_prompt_is_prefilled_once_and_its_blocks_shared(make_policy):
     policy, prompt = make_policy(), prompts_of([33])[0]
     sampling = SamplingConfig(max_new_tokens=8)
-    counted = {}
-    for share in (True, False):
-        engine = Engine(policy, small(slots=8, share_prompts=share))
-        engine.sample([prompt], sampling, group_size=8, seeds=range(8))
-        counted[share] = engine.statistics.prefill_tokens
-    assert counted == {True: 32, False: 8 * 32}
+    engine = Engine(policy, small(slots=8))
+    engine.sample([prompt], sampling, group_size=8, seeds=range(8))
+    assert engine.statistics.prefill_tokens == 32
 
 
 def test_end_tokens_stop_a_row_and_are_part_of_it(make_policy):

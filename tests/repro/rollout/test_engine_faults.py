@@ -79,7 +79,7 @@ def test_logits_that_are_not_finite_are_named_by_row_token_and_layer(make_policy
 
 def test_a_nan_in_one_row_leaves_the_others_draws_alone(make_policy):
     policy = make_policy(seed=29)
-    engine = Engine(policy, small(share_prompts=False))
+    engine = Engine(policy, small())
     embedding = policy.decoder.get_parameter("model.embed_tokens.weight")
     original = embedding.detach().clone()
     with torch.no_grad():

@@ -5,7 +5,6 @@ rule, the fused matrices and the factors are the engine's own. On a Hopper GPU a
 """
 
 import json
-from typing import cast
 
 import pytest
 import torch
@@ -15,11 +14,11 @@ from kernels import reference, tuning
 from kernels.cuda import hopper, linear
 from kernels.packing import pack, unpack
 from kernels.triton import decode_adapter
-from repro.models.fused_weights import fuse, share
 from repro.models.lora import AdapterLinear, base_linear
 from repro.models.quantized_linear import QuantizedLinear
 from repro.rollout.gpu.fused_linears import QuantizedGroup
 from repro.rollout.linears import Product
+from tests.repro.rollout.conftest import fused, modules_of
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 ROWS = [1, 8, 9, 16, 17, 64, 65]
@@ -27,18 +26,6 @@ PARTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "down": ("mlp.down_proj",),
 }
-
-
-def _modules(policy, part):
-    block = policy.decoder.get_submodule("model.layers.0")
-    return [block.get_submodule(name) for name in PARTS[part]]
-
-
-def _packed(modules):
-    """Return the modules, their weights packed as loading on a Hopper GPU packs them."""
-    layers = [cast(QuantizedLinear, base_linear(module)) for module in modules]
-    share(layers, pack(fuse([layer.codes() for layer in layers])))
-    return list(modules)
 
 
 def _updates(x, modules):
@@ -114,11 +101,11 @@ def test_an_adapter_rides_in_the_launch_up_to_16_rows_and_beside_it_beyond(
     make_policy, launches, weight_format, part
 ):
     policy = make_policy("qwen2", weight_format, 16, seed=31)
-    modules = _modules(policy, part)
+    modules = modules_of(policy, *PARTS[part])
     x = torch.randn(max(ROWS), 128, generator=torch.Generator().manual_seed(0))
     expected = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
     expected += _updates(x, modules)
-    group = QuantizedGroup(_packed(modules), overlap=False, beside=None)
+    group = QuantizedGroup(fused(modules, pack), overlap=False, beside=None)
     # NF4's layers of 9 to 16 rows are the wide kernel's.
     within = 8 if weight_format == "nf4" else 16
     for M in ROWS:
@@ -134,11 +121,11 @@ def test_one_product_gives_layer_and_projection_where_the_layer_goes_dense(
     make_policy, launches, part
 ):
     policy = make_policy("qwen2", "nvfp4", 16, seed=35)
-    modules = _modules(policy, part)
+    modules = modules_of(policy, *PARTS[part])
     x = torch.randn(4096, 128, generator=torch.Generator().manual_seed(0))
     expected = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
     expected += _updates(x, modules)
-    product = QuantizedGroup(_packed(modules), overlap=False, beside=None)(x)
+    product = QuantizedGroup(fused(modules, pack), overlap=False, beside=None)(x)
     assert launches == ["scratch"]
     torch.testing.assert_close(_with_update(product), expected)
 
@@ -147,10 +134,10 @@ def test_one_product_gives_layer_and_projection_where_the_layer_goes_dense(
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
 def test_many_rows_by_a_scratch_agree_with_the_modules(make_policy):
     policy = make_policy("qwen2", "nvfp4", 32, seed=36, hidden_size=512)
-    modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]
+    modules = [module.to("cuda", torch.bfloat16) for module in modules_of(policy, *PARTS["qkv"])]
     x = torch.randn(4096, 512, device="cuda").bfloat16()
     plain, exact = (_plainly(kind, modules) for kind in (x, x.float()))
-    product = QuantizedGroup(_packed(modules), overlap=True, beside=None)(x)
+    product = QuantizedGroup(fused(modules, pack), overlap=True, beside=None)(x)
     assert product.z is not None
     assert product.b is not None
     assert product.base.stride(0) > product.base.shape[1]
@@ -163,10 +150,10 @@ def test_many_rows_by_a_scratch_agree_with_the_modules(make_policy):
 
 def test_both_ways_see_an_update_of_the_masters(make_policy, launches):
     policy = make_policy("qwen2", "nvfp4", 16, seed=32)
-    modules = _modules(policy, "qkv")
+    modules = modules_of(policy, *PARTS["qkv"])
     x = torch.randn(17, 128, generator=torch.Generator().manual_seed(0))
     base = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
-    group = QuantizedGroup(_packed(modules), overlap=False, beside=None)
+    group = QuantizedGroup(fused(modules, pack), overlap=False, beside=None)
     with torch.no_grad():
         for module in modules:
             assert isinstance(module, AdapterLinear)
@@ -183,10 +170,12 @@ def test_both_ways_see_an_update_of_the_masters(make_policy, launches):
 def test_captures_of_few_and_many_rows_replay_in_turns(make_policy):
     policy = make_policy("qwen2", "nvfp4", 32, seed=34, hidden_size=512)
     # bfloat16 reaches biases and factors; the codes stay.
-    modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]
+    modules = [module.to("cuda", torch.bfloat16) for module in modules_of(policy, *PARTS["qkv"])]
     x = torch.randn(256, 512, device="cuda").bfloat16()
     plain, exact = (_plainly(kind, modules) for kind in (x, x.float()))
-    group = QuantizedGroup(_packed(modules), overlap=True, beside=torch.cuda.Stream(priority=-1))
+    group = QuantizedGroup(
+        fused(modules, pack), overlap=True, beside=torch.cuda.Stream(priority=-1)
+    )
 
     def run(M):
         product = group(x[:M])
