@@ -125,10 +125,6 @@ def require_plain(config: Any, where: object) -> None:
         require(1 <= value <= most, name, value, f"1 or more, up to {most}")
     pad, size = getattr(config, "pad_token_id", None), config.vocab_size
     require(pad is None or -size <= pad < size, "pad_token_id", pad, "below vocab_size")
-    stated = getattr(config, "eos_token_id", None)
-    ends = stated if isinstance(stated, list) else [] if stated is None else [stated]
-    inside = all(0 <= end < size for end in ends)
-    require(inside, "eos_token_id", stated, f"from 0 to below vocab_size, {size}")
     heads, shared = config.num_attention_heads, config.num_key_value_heads
     channels = getattr(config, "head_dim", None)
     channels = config.hidden_size // heads if channels is None else channels

@@ -87,7 +87,8 @@ def test_a_plan_says_how_large_a_folder_s_model_is_and_what_its_config_gets_wron
     assert unsaid(said, "own: |0.8312 million|4 blocks|128") == []
     assert "refused" not in said
     values = json.loads((folder / "config.json").read_text())
-    for field, value in (("rms_norm_eps", "1e-6"), ("hidden_act", "gelu"), ("model_type", "phi")):
+    wrong = {"rms_norm_eps": "1e-6", "hidden_act": "gelu", "model_type": "phi"}
+    for field, value in (wrong | {"partial_rotary_factor": 0.5, "eos_token_id": 5000}).items():
         (folder / "config.json").write_text(json.dumps(values | {field: value}))
         assert main(line) == 2
         said = capsys.readouterr().err
