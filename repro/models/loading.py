@@ -153,9 +153,8 @@ def _config(raw: dict[str, Any], path: Path) -> PretrainedConfig:
             )
     # Here, as transformers warns of it and goes on.
     stated, size = raw.get("eos_token_id"), raw.get("vocab_size")
-    ends = stated if isinstance(stated, list) else [stated]
-    for end in ends if isinstance(size, int) else ():
-        if isinstance(end, int) and not 0 <= end < size:
+    for end in stated if isinstance(stated, list) else [stated]:
+        if isinstance(size, int) and isinstance(end, int) and not 0 <= end < size:
             raise CheckpointError(
                 f"{path}: field eos_token_id is {stated}; needed is from 0 to below vocab_size, "
                 f"{size}"
