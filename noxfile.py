@@ -306,7 +306,8 @@ def gpu_tests(session: nox.Session) -> None:
     marked = sorted(path for path in tests if "pytest.mark.gpu" in path.read_text("utf-8"))
     processes = max(1, min(12, (os.cpu_count() or 1) // 2))
     spread = ("--dist", "loadgroup")
-    kept = f"--benchmark-json={GPU_TESTS / 'benchmarks.json'}"
+    timings = GPU_TESTS / "benchmarks.json"
+    kept = f"--benchmark-json={timings}"
     starts: dict[str, list[str | Path]] = {
         "alone": ["-m", "gpu and alone", *marked],
         "together": ["-m", "gpu and not alone", "-n", str(processes), *spread, *marked],
@@ -317,6 +318,8 @@ def gpu_tests(session: nox.Session) -> None:
         # Whatever it ends with: what failed, the JUnit files say, and the sum of them below.
         session.run(*map(str, command), external=True, success_codes=range(-64, 256))
     session.run(python, "-m", "repro.evidence.gpu_tests", str(GPU_TESTS), external=True)
+    picture = GPU_TESTS / "history.svg"
+    session.run(python, "-m", "benchmarks.history", str(timings), str(picture), external=True)
 
 
 @nox.session(name="bless-device", venv_backend="none", default=False)

@@ -1,6 +1,6 @@
 """The import names `kernels` and `repro` belong to other distributions too; these must be ours."""
 
-import importlib
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +16,17 @@ def run_program(program):
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["kernels", "repro"])
+def test_no_distribution_of_our_import_names_is_installed(name):
+    installed = {
+        (distribution.metadata["Name"] or "").lower()
+        for distribution in importlib.metadata.distributions()
+    }
+    assert name not in installed, (
+        f"the distribution {name!r} is installed and shadows {name}/: pip uninstall {name}"
+    )
 
 
 @pytest.mark.parametrize("name", ["kernels", "repro"])
