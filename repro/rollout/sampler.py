@@ -10,7 +10,6 @@ from, after temperature and filters. They are the denominator of an importance r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -22,6 +21,7 @@ from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 
 FinishReason = Literal["stop", "length"]
+_FINISH = ("stop", "length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +163,30 @@ def shared(sampler: Sampler, ranks: Ranks) -> Sampler:
 
 
 def _exchanged(own: Mapping[int, Completion], ranks: Ranks) -> dict[int, Completion]:
-    """Return the completions of all ranks, by row; JSON keeps each of Python's numbers."""
-    said = [(row, c.token_ids, c.sampled_logprobs, c.finish_reason) for row, c in own.items()]
-    held = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+    """Return the completions of all ranks, by row."""
+    numbers: list[int] = []
+    logprobs: list[float] = []
+    for row, c in own.items():
+        finish = _FINISH.index(c.finish_reason)
+        numbers += [row, finish, len(c.token_ids), *c.token_ids]
+        logprobs += c.sampled_logprobs
+    # float64 holds each of Python's numbers to the bit.
+    parts = zip(
+        ranks.gathered(torch.tensor(numbers, dtype=torch.int64)),
+        ranks.gathered(torch.tensor(logprobs, dtype=torch.float64)),
+        strict=True,
+    )
     every: dict[int, Completion] = {}
-    for part in ranks.gathered(held):
-        for row, tokens, logprobs, reason in json.loads(bytes(part.numpy())):
+    for whole, real in parts:
+        numbers, logprobs, at, begun = whole.tolist(), real.tolist(), 0, 0
+        while at < len(numbers):
+            row, finish, length = numbers[at : at + 3]
+            at += 3 + length
+            fields: dict[str, Any] = {"finish_reason": _FINISH[finish]}
             every[row] = Completion(
-                token_ids=tuple(tokens), sampled_logprobs=tuple(logprobs), finish_reason=reason
+                token_ids=tuple(numbers[at - length : at]),
+                sampled_logprobs=tuple(logprobs[begun : begun + length]),
+                **fields,
             )
+            begun += length
     return every
