@@ -288,7 +288,7 @@ def main_train(args: argparse.Namespace) -> int:
 
 def _line(command: str, *given: object, **flags: object) -> argparse.Namespace:
     """Return the parsed line of a command; what is None or False stands in none."""
-    words = [str(value) for value in given if value is not None]
+    words: list[str] = []
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:
@@ -296,6 +296,8 @@ def _line(command: str, *given: object, **flags: object) -> argparse.Namespace:
         elif value is not None and value is not False:
             values = value if isinstance(value, list) else [value]
             words += [f"{flag}={one}" for one in values]
+    named = [str(value) for value in given if value is not None]
+    words += ["--", *named] if named else []
     return build_parser().parse_args([command, *words])
 
 

@@ -15,8 +15,9 @@ trained policy to the one without its adapter.
 from __future__ import annotations
 
 import gc
+import io
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,8 @@ def stock_logits(
     Raises `DifferentError` when it cannot read the folder.
     """
     disable_progress_bar()
-    with released():
+    # compressed-tensors has bars that no setting turns off, at loading and at the first pass.
+    with released(), redirect_stderr(io.StringIO()):
         try:
             model = load(str(folder), dtype=dtype, device_map=device).eval()
         except (ImportError, OSError, ValueError) as error:
