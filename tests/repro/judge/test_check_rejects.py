@@ -75,8 +75,9 @@ def test_an_arm_whose_records_are_no_evidence_is_refused_and_its_claims_not_run(
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda raw: raw["facts"].update(answers="all"), "no run leaves"),
+        (lambda raw: raw["facts"].update(grades="all"), "no run leaves"),
         (lambda raw: raw["facts"].update(noise=[]), "facts.noise"),
+        (lambda raw: raw["facts"].update(answers="all"), "no metrics follow"),
         (lambda raw: raw["series"].update(tokens_sampled=[2.0]), "no metrics follow"),
         (lambda raw: raw["config"]["scale"].update(steps=1), "digest"),
         (lambda raw: raw.update(arm="bf16"), "lies elsewhere"),
