@@ -31,6 +31,7 @@ from repro.evidence.record import Record, find_record, read_record, record_path,
 from repro.evidence.score_reached import Reached, score_reached
 from repro.run.execute import FINE, INTERRUPTED, main_run
 from repro.run.places import runs_folder
+from repro.run.preflight import look_again
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import Tier, require_linux
@@ -304,6 +305,7 @@ def _line(command: str, *given: object, **flags: object) -> argparse.Namespace:
 def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
     """Carry out a line of `train`; return the exit status, and what a finished run left."""
     require_linux()
+    look_again()
     source_at_start()  # what the record is of
     folder, out = runs_folder(args.runs), args.out and Path(args.out)
     selection = selection_of(args)

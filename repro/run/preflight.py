@@ -374,6 +374,12 @@ def _format_refusal(folder: Path, run: RunConfig) -> str | None:
     return f"{folder} stores {stored} codes; {what} need the 16-bit checkpoint"
 
 
+def look_again() -> None:
+    """Forget what earlier calls in this process found: files may have been mended since."""
+    for found in (_checked, problems_of, require_prompts):
+        found.cache_clear()
+
+
 def checked_folder(scale: TrainScale) -> Path:
     """Return a checkpoint's folder, whose tokenizer fits it and the problems.
 

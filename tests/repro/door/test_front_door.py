@@ -20,6 +20,7 @@ from repro.door.command_line import build_parser
 from repro.door.own_run import _require_memory, selection_of
 from repro.evidence.receipts import violations
 from repro.evidence.record import find_record, read_record
+from repro.run.execute import INTERRUPTED
 from repro.run.places import runs_folder
 from repro.spec.arm import DAPO, GSPO
 from repro.spec.tier import CudaDevice, Tier
@@ -100,6 +101,15 @@ def test_the_adapter_is_evaluated_and_its_base_quantised_from_python(trained, tm
         repro.quantize(base, tmp_path / "int3", format="int3")
     with pytest.raises(ValueError, match="-x is not there"):
         repro.quantize("-x", tmp_path / "nothing")
+
+
+def test_data_mended_since_are_looked_at_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("repro.run.execute._carry_out", lambda *batches: INTERRUPTED)
+    data, rows = tmp_path / "sums.csv", [f"What is {n} + {n}?,{2 * n}" for n in range(60)]
+    for some, ends in ((rows[:3], ValueError), (rows, KeyboardInterrupt)):
+        data.write_text("\n".join(["question,answer", *some]))
+        with pytest.raises(ends):
+            repro.train("tiny", data, settings=SETTINGS, runs=tmp_path / "runs")
 
 
 @pytest.mark.usefixtures("warm_workers")
