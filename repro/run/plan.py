@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from statistics import median_low
 
@@ -41,7 +40,7 @@ from repro.run.present_card import kernels_line, points_left_out
 from repro.run.priced import Price, blessed_steps, price, shortest_answer
 from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.hub import ANSWER_SECONDS, HubError, endpoint, fetch, hub_cache
+from repro.spec.hub import ANSWER_SECONDS, PINNED_BYTES, HubError, endpoint, fetch, hub_cache
 from repro.spec.needs import Needs
 from repro.spec.settings import settings_text
 from repro.spec.shapes import shape_of_checkpoint
@@ -96,7 +95,7 @@ def plan_text(
 
     `workers` runs at a time share memory and disk; each takes `ranks` devices.
     """
-    _fetch_configs(runs)
+    listed = _listed(runs)
     needs = selection.source.needs_at(selection.tier)
     standing = standing_of(runs, folder)
     done, left = {run.digest() for run in standing.recorded}, standing.left
@@ -120,7 +119,7 @@ def plan_text(
     }
     lines += _arm_lines(runs, done, timed, prices)
     absent = [item for item in needs.downloads if not item.present()]
-    fetched = [f"{item.name} ({_known(item.nbytes)})" for item in absent]
+    fetched = [f"{item.name} ({_known(item.nbytes or listed.get(item.name))})" for item in absent]
     of_one = max(needs.memory_bytes, timed.peak_bytes)
     answer = shortest_answer(prices, expected, selection.source.planned_seeds(selection.tier))
     memory = _memory(left or runs, of_one, workers, ranks)
@@ -208,18 +207,16 @@ def _unknown(runs: Iterable[RunConfig]) -> dict[str, str]:
     return {name: rev for name, rev in named.items() if shape_of_checkpoint(name) is None}
 
 
-def _fetch_configs(runs: Iterable[RunConfig]) -> None:
-    """Fetch the configs of checkpoints of unknown sizes; those that cannot be had stay unknown."""
-    for model, revision in _unknown(runs).items():
-        if ":" in model:  # the sizes of a GGUF file are within it
-            continue
-        from huggingface_hub import hf_hub_download
+def _listed(runs: Iterable[RunConfig]) -> dict[str, int]:
+    """Return the bytes of checkpoints of unknown sizes as the hub lists them; fetch their configs.
 
-        get = partial(hf_hub_download, model, "config.json", revision=revision or "main",
-                      cache_dir=hub_cache(), endpoint=endpoint(),
-                      etag_timeout=ANSWER_SECONDS)  # fmt: skip
+    Those of which the hub cannot be asked are left out.
+    """
+    listed: dict[str, int] = {}
+    for name, revision in _unknown(runs).items():
         with suppress(HubError):
-            fetch(get, hub_cache() / f"models--{model.replace('/', '--')}")
+            listed[name] = ask_size(name, revision)
+    return listed
 
 
 def _arm_lines(
@@ -320,3 +317,36 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def ask_size(checkpoint: str, revision: str = "") -> int:
+    """Return the bytes of a checkpoint's weights as the hub lists them; fetch its config.
+
+    `HubError` says why the hub cannot tell.
+
+    Parameters
+    ----------
+    checkpoint
+        `owner/model` or `owner/model:FILE.gguf`.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+
+    model, _, file = checkpoint.partition(":")
+    pinned = "main" if not revision or revision.startswith(PINNED_BYTES) else revision
+
+    def ask() -> int:
+        listed = HfApi(endpoint=endpoint()).list_repo_tree(model, revision=pinned, recursive=True)
+        sizes = {item.path: int(getattr(item, "size", 0)) for item in listed}
+        if "config.json" in sizes and not file:
+            hf_hub_download(
+                model,
+                "config.json",
+                revision=pinned,
+                cache_dir=hub_cache(),
+                endpoint=endpoint(),
+                etag_timeout=ANSWER_SECONDS,
+            )
+        wanted = [n for n in sizes if n == file or (not file and n.endswith(".safetensors"))]
+        return sum(sizes[name] for name in wanted)
+
+    return fetch(ask, hub_cache() / f"models--{model.replace('/', '--')}")

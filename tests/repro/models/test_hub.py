@@ -35,6 +35,9 @@ def contents(tmp_path_factory):
     shutil.copytree(root / "models/owner/model" / COMMITS[0], other)
     config = json.loads((other / "config.json").read_text()) | {"model_type": "qwen3_moe"}
     (other / "config.json").write_text(json.dumps(config))
+    packed = root / "models/owner/packed" / COMMITS[0]
+    packed.mkdir(parents=True)
+    (packed / "small.gguf").write_bytes(bytes(1_230_000))
     sums = root / "datasets/owner/sums" / COMMITS[0]
     for name in ("easy", "hard"):
         for split, rows in (("train", range(8)), ("test", range(8, 10))):
@@ -283,4 +286,7 @@ def test_plan_asks_the_hub_for_sizes_that_it_does_not_know(hub, tmp_path, monkey
     said = capsys.readouterr().out
     assert "not known" not in said
     assert "million parameters" in said
-    assert not [path for path in hub.asked if "/large/" in path]
+    line[line.index("owner/model")] = "owner/packed:small.gguf"  # whose sizes no config says
+    assert main(line) == 0
+    assert "owner/packed:small.gguf (1.23 MB)" in capsys.readouterr().out
+    assert not [path for path in hub.asked if "/large/" in path or path.endswith(".gguf")]
