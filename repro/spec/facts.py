@@ -8,7 +8,6 @@ where it is read, and in the file of a record. `repro.evidence.receipts` says wh
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
@@ -169,34 +168,51 @@ class Timing:
         return {"timing": {name: value for name, value in values.items() if value is not None}}
 
 
-# The names within facts that have names of their own.
-_PARTS: dict[str, frozenset[str]] = {
-    "timing": frozenset(item.name for item in dataclasses.fields(Timing)),
-    "rows": frozenset(
+class _Timing(Named[str]):
+    what = "facts.timing"
+    names = frozenset(item.name for item in dataclasses.fields(Timing))
+
+
+class _Rows(Named[str]):
+    what = "facts.rows"
+    names = frozenset(
         {"groups_drawn", "tokens_sampled", "trained_on", "truncated", "without_reward"}
-    ),
-    "noise": frozenset(
+    )
+
+
+class _Noise(Named[str]):
+    what = "facts.noise"
+    names = frozenset(
         {"channels_changed", "digest", "form", "modules", "rollouts_asked", "rollouts_perturbed"}
         | {"sigma_max", "sigma_realised_max"}
-    ),
-    "noise_at_start": frozenset({"channels_changed", "modules", "sigma", "sigma_realised"}),
-    "rounding": frozenset({"factor", "format", "projections", "relative_change_mean"}),
-    "seconds": frozenset({"evaluation_seconds", "rollout_seconds", "update_seconds"}),
-    "explored": frozenset({"entropy_sum", "tokens"}),
+    )
+
+
+class _NoiseAtStart(Named[str]):
+    what = "facts.noise_at_start"
+    names = frozenset({"channels_changed", "modules", "sigma", "sigma_realised"})
+
+
+class _Rounding(Named[str]):
+    what = "facts.rounding"
+    names = frozenset({"factor", "format", "projections", "relative_change_mean"})
+
+
+class _Seconds(Named[str]):
+    what = "facts.seconds"
+    names = frozenset({"evaluation_seconds", "rollout_seconds", "update_seconds"})
+
+
+class _Explored(Named[str]):
+    what = "facts.explored"
+    names = frozenset({"entropy_sum", "tokens"})
+
+
+# Facts that have names of their own.
+_PARTS: dict[str, type[Named[str]]] = {
+    kind.what.removeprefix("facts."): kind
+    for kind in (_Timing, _Rows, _Noise, _NoiseAtStart, _Rounding, _Seconds, _Explored)
 }
-
-
-@functools.cache
-def _part(fact: str) -> type[Named[str]]:
-    """Return the dictionary of a fact that has names of its own; facts make it of a pickled one."""
-
-    class Part(Named[str]):
-        what, names = f"facts.{fact}", _PARTS[fact]
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return dict, (dict(self),)
-
-    return Part
 
 
 class Facts(Named[FactName]):
@@ -206,6 +222,7 @@ class Facts(Named[FactName]):
     names = frozenset(get_args(FactName))
 
     def __setitem__(self, name: FactName, value: Any) -> None:
-        if name in _PARTS and isinstance(value, Mapping):
-            value = _part(name)(value)
+        part = _PARTS.get(name)
+        if part is not None and isinstance(value, Mapping):
+            value = part(value)
         super().__setitem__(name, value)
