@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Literal, get_args
 
 from kernels.timing import copy_rate
 from repro.evidence.record import Estimate
@@ -51,17 +51,40 @@ def way_of(arm: StepArm) -> str:
     return name if arm.training == "lora" else f"{name}_{arm.training}"
 
 
-class PointFacts(Named[str]):
+_PointFact = Literal[
+    "adapter_modules",
+    "allocated_bytes",
+    "context_bytes",
+    "decode_steps",
+    "fallbacks",
+    "folded",
+    "generated_tokens",
+    "keeps_cache",
+    "kept_blocks",
+    "linears",
+    "measured_rows",
+    "micro_tokens",
+    "moved",
+    "parameters_trainable",
+    "peak_bytes",
+    "plan",
+    "predicted_bytes",
+    "preemptions",
+    "product_tflops",
+    "ranks",
+    "reserved_bytes",
+    "road",
+    "slots",
+    "update_share",
+    "weight_bytes",
+]
+
+
+class PointFacts(Named[_PointFact]):
     """What was done at a point with one way of training, and what memory it took."""
 
     what = "facts.points"
-    names = frozenset(
-        {"adapter_modules", "allocated_bytes", "context_bytes", "decode_steps", "fallbacks"}
-        | {"folded", "generated_tokens", "keeps_cache", "kept_blocks", "linears", "measured_rows"}
-        | {"micro_tokens", "moved", "parameters_trainable", "peak_bytes", "plan"}
-        | {"predicted_bytes", "preemptions", "product_tflops", "ranks", "reserved_bytes", "road"}
-        | {"slots", "update_share", "weight_bytes"}
-    )
+    names = frozenset(get_args(_PointFact))
 
 
 @dataclass(slots=True, eq=False)
