@@ -33,15 +33,13 @@ import functools
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, cast, get_args
+from typing import Literal, NamedTuple, Protocol, Self, cast, get_args
 
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader_worker import Worker, WorkerGoneError, WorkerLateError
 
 Status = Literal["ok", "wrong", "unparsable_gold", "timeout", "error"]
 Pair = tuple[str, str]
-# What is asked of a worker for a pair, and whether its own answer was refused.
-_Form = tuple[Pair, bool]
 # A gold over the time limit is dropped, as one at fault is.
 _Result = Status | Literal["late_gold"]
 
@@ -131,7 +129,7 @@ class GraderPool:
         asked = [_form_of(gold, answer) for gold, answer in pairs]
         if self._closed:
             raise GraderError("the grader pool is closed; it grades inside its `with` block")
-        results = self._results(dict.fromkeys(form[0] for form in asked if form is not None))
+        results = self._results(dict.fromkeys(form.pair for form in asked if form is not None))
         grades = [
             Grade(status=_status_of(form, results), answer=answer)
             for (_, answer), form in zip(pairs, asked, strict=True)
@@ -235,12 +233,19 @@ class GraderPool:
         self.workers_killed += late
 
 
+class _Form(NamedTuple):
+    """What is asked of a worker for a pair, and whether its own answer was refused."""
+
+    pair: Pair
+    refused: bool
+
+
 def _status_of(form: _Form | None, results: Mapping[Pair, _Result]) -> Status:
     """Return the status of a pair from the results of what was asked for it."""
     if form is None:
         return "unparsable_gold"
-    result, refused = results[form[0]], form[1]
-    if refused and result == "ok":
+    result = results[form.pair]
+    if form.refused and result == "ok":
         return "wrong"
     return "unparsable_gold" if result == "late_gold" else result
 
@@ -257,7 +262,7 @@ def _form_of(gold: str, answer: str | None) -> _Form | None:
         return None
     tidied = None if answer is None else tidy(answer)
     pair = itself if tidied == gold else None if tidied is None else comparable(gold, tidied)
-    return pair or itself, pair is None
+    return _Form(pair=pair or itself, refused=pair is None)
 
 
 def _settled(pair: Pair, status: str) -> Status:
