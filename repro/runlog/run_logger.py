@@ -46,15 +46,14 @@ if TYPE_CHECKING:
 
 LOG_VARIABLE, COMPLETIONS_VARIABLE = "REPRO_LOG", "REPRO_COMPLETIONS"
 STOP_IDLE_VARIABLE, EXAMPLE_VARIABLE = "REPRO_STOP_IDLE", "REPRO_EXAMPLE"
-_VARIABLES = (LOG_VARIABLE, COMPLETIONS_VARIABLE, STOP_IDLE_VARIABLE, EXAMPLE_VARIABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
     """What is logged besides metrics.jsonl.
 
-    So many steps in a row as `stop_idle` says that teach nothing end a run as failed; 0 never ends
-    one. With `example` a prompt, a completion and its reward are shown before the first update.
+    A run ends as failed after `stop_idle` steps in a row that teach nothing; 0 never ends one. With
+    `example` a prompt, a completion and its reward are shown before the first update.
     """
 
     trackers: tuple[str, ...] = ()
@@ -65,12 +64,12 @@ class LogOptions:
     @classmethod
     def from_environment(cls) -> LogOptions:
         """Return the options in this process's environment; `ValueError` as `parse_trackers`."""
-        named, completions, idle, example = (os.environ.get(name) for name in _VARIABLES)
+        named = os.environ.get(LOG_VARIABLE) or None
         return cls(
-            trackers=parse_trackers(named or None),
-            completions=bool(completions),
-            stop_idle=int(idle or 0),
-            example=bool(example),
+            trackers=parse_trackers(named),
+            completions=bool(os.environ.get(COMPLETIONS_VARIABLE)),
+            stop_idle=int(os.environ.get(STOP_IDLE_VARIABLE) or 0),
+            example=bool(os.environ.get(EXAMPLE_VARIABLE)),
         )
 
     @classmethod
@@ -89,10 +88,14 @@ class LogOptions:
     @contextmanager
     def passed_on(self) -> Iterator[None]:
         """Let worker processes that start meanwhile keep this."""
-        kept, shown = ("1" if flag else "" for flag in (self.completions, self.example))
-        given = ",".join(self.trackers), kept, str(self.stop_idle or ""), shown
-        before = {name: os.environ.get(name) for name in _VARIABLES}
-        os.environ.update(zip(_VARIABLES, given, strict=True))
+        given = {
+            LOG_VARIABLE: ",".join(self.trackers),
+            COMPLETIONS_VARIABLE: "1" if self.completions else "",
+            STOP_IDLE_VARIABLE: str(self.stop_idle or ""),
+            EXAMPLE_VARIABLE: "1" if self.example else "",
+        }
+        before = {name: os.environ.get(name) for name in given}
+        os.environ.update(given)
         try:
             yield
         finally:

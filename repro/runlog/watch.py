@@ -39,8 +39,8 @@ _ADVICE = (
 class Watch:
     """Follows one run of `whole` steps.
 
-    So many steps in a row as `stop_idle` says without a lesson end the run; 0 never does. `earlier`
-    are the lines of its metrics.jsonl up to the step that it goes on from.
+    The run ends after `stop_idle` steps in a row without a lesson; 0 never ends it. `earlier` are
+    the lines of its metrics.jsonl up to the step that it goes on from.
     """
 
     def __init__(
