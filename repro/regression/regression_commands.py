@@ -23,9 +23,8 @@ from repro.regression.judgement import (
     Judgement,
     blessed_side,
     judgement_of,
-    markdown,
-    print_judgement,
 )
+from repro.regression.render import markdown, print_judgement
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import select

@@ -1,8 +1,7 @@
 """The table at the top of README: what the paper claims, its value, ours, and a plain verdict.
 
 Claims without measurements are also shown. Their texts are in `templates/questions.json`. The word
-for a row follows from the verdicts on certain claims and performance targets. Beside that table
-stands how many statements have which verdict, by what they are about.
+for a row follows from the verdicts on certain claims and performance targets.
 """
 
 from __future__ import annotations
@@ -22,15 +21,12 @@ from repro.report.systems_rates import RatePair, comparisons, ratio_span
 from repro.report.tables import NOTHING
 from repro.report.tidy import effect_text, rendered
 from repro.report.verdict_words import (
-    CLAIMS,
     MIXED,
     NOT_TESTED,
     PLAIN,
     PLAIN_WORDS,
     UNDECIDED,
     Kind,
-    all_bars,
-    counted,
     marks_of,
     of_kind,
     stated_bars,
@@ -38,8 +34,6 @@ from repro.report.verdict_words import (
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
 
-# What is counted apart; so are tiers and devices.
-KINDS = (*CLAIMS, Kind.BAR)
 # The checks of one device at one tier, by target.
 Checks = Mapping[str, Checked]
 # The measured values as text, and the verdicts that decide the question.
@@ -127,34 +121,6 @@ def answer_lines(found: Sequence[Answer], absent: str = NOT_TESTED) -> dict[str,
                 named = absent if word == NOT_TESTED else item.word
                 lines.setdefault(named, []).append(f"{item.asked['text']}.")
     return lines
-
-
-def _verdicts(checked: Checked, kind: Kind, expected: Path) -> list[Verdict]:
-    return all_bars(checked, expected) if kind is Kind.BAR else of_kind(checked, kind)
-
-
-def counts_of(checked: Checked, expected: Path) -> tuple[str, ...]:
-    """Return the counts of a check's verdicts, a text per kind of `KINDS`."""
-    return tuple(counted(_verdicts(checked, kind, expected)) for kind in KINDS)
-
-
-def count_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return how many verdicts of each kind there are, a column per tier and device."""
-    recorded = [checked for checked in checks if checked.evidence.count]
-    names = device_heads(dict.fromkeys(checked.evidence.device for checked in recorded))
-    places: dict[str, list[Checked]] = {}
-    for checked in recorded:
-        place = f"{checked.selection.tier.value}, {names[checked.evidence.device]}"
-        places.setdefault(place, []).append(checked)
-    counts = {
-        place: {
-            kind.value: counted(v for one in group for v in _verdicts(one, kind, expected))
-            for kind in KINDS
-        }
-        for place, group in places.items()
-    }
-    kinds = [kind.value for kind in KINDS]
-    return rendered("counts.md", places=counts, kinds=kinds) if counts else NOTHING
 
 
 def _compared(pairs: Sequence[RatePair]) -> Measured:

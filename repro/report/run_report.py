@@ -15,9 +15,9 @@ from repro.judge.blessed import blessed_of, untested_checks
 from repro.judge.check import Checked, check_selection
 from repro.judge.recorded import recorded_selections
 from repro.report.numbers import environment_lines
-from repro.report.readme import KINDS, counts_of
 from repro.report.tables import arms_table, paper_columns
 from repro.report.tidy import rendered
+from repro.report.verdict_counts import KINDS, counts_of
 from repro.report.verdict_words import about, as_before_lines, labelled
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of

@@ -22,8 +22,8 @@ from repro.evidence.verdicts.comparison import (
     bound_of,
     compare,
     contrasts,
-    secondary_text,
 )
+from repro.evidence.verdicts.secondary import secondary_text
 from repro.evidence.verdicts.sizes import (
     Pair,
     Sizes,

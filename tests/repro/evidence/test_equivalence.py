@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from repro.evidence.verdicts.comparison import secondary
+from repro.evidence.verdicts.secondary import secondary
 from repro.evidence.verdicts.statistics import welch
 from repro.spec.claim import Effect
 from tests.repro.evidence.test_claim_verdicts import claim as any_claim

@@ -11,7 +11,7 @@ from repro.__main__ import main
 from repro.judge.blessing import bless
 from repro.judge.gathering import Evidence, gather
 from repro.regression import regression_commands as command
-from repro.regression.judgement import LINES
+from repro.regression.render import LINES
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder
 from repro.run.select import Selection
@@ -20,6 +20,7 @@ from repro.spec.tier import Tier
 from repro.targets.steps import TABLE3
 from tests.repro.made_up import on_device
 from tests.repro.recorded_steps import step_records, times, unchanged, write_steps
+from tests.said import unsaid
 
 STEP = "step_seconds_7b_b2"
 SLOWER = times(1.06, STEP)
@@ -137,6 +138,12 @@ def test_a_baseline_of_a_configuration_since_changed_is_to_be_replaced(tmp_path,
     said = capsys.readouterr().out
     difference = f"target_version is {TABLE3.version - 1}, needed {TABLE3.version}"
     assert f"is of another configuration ({difference}); to replace the baseline: python" in said
+
+
+@pytest.mark.parametrize("target", ["table4", "table6"])
+def test_a_target_without_records_is_named_even_if_nothing_runs_for_it(target, tmp_path, capsys):
+    assert main(["compare", "blessed", str(tmp_path), target]) == 2
+    assert unsaid(capsys.readouterr().out, f"{target} at the |{tmp_path}: there is no record") == []
 
 
 def test_check_of_an_empty_folder_is_unsound_and_names_what_there_is(tmp_path, capsys):
