@@ -121,8 +121,8 @@ def _on_cluster(
         require(value is None, f"{name} {value}: a Ray cluster has its own room; leave it out")
     require(launched_ranks() == 1, "--executor ray: torchrun starts the ranks; leave one out")
     require(tier is not Tier.SYSTEMS, "--executor ray: a measurement takes this machine's device")
-    (ranks,) = needs.values()
-    require_ranks(ranks, tier, ("",) * ranks, plan)  # `join_cluster` counts a host's devices
+    # `join_cluster` counts a host's devices.
+    require_ranks(args.ranks, tier, ("",) * args.ranks, plan)
     require_writable(folder)
     return join_cluster(folder, needs)
 
