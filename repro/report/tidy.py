@@ -239,8 +239,11 @@ def values(checks: Sequence[Checked]) -> list[dict[str, Any]]:
             for arm, by_pair in checked.evidence.values(metric.name).items():
                 for pair, value in by_pair.items():
                     seed, repeat = pair if isinstance(pair, tuple) else (pair, None)
-                    own = (arm, seed, repeat, metric.name, value, metric.unit)
-                    rows.append(_place(checked) | dict(zip(_VALUE[3:], own, strict=True)))
+                    rows.append(
+                        _place(checked)
+                        | {"arm": arm, "seed": seed, "repeat": repeat, "metric": metric.name}
+                        | {"value": value, "unit": metric.unit}
+                    )
     return rows
 
 
