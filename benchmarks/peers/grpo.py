@@ -12,6 +12,7 @@ rest of `_generate_and_score_completions`: rewards, and the correction's pass) a
 is all else.
 
 Unsloth rewrites TRL's trainer when it is imported: never both in one process, and Unsloth first.
+Unsloth's own defaults for `dapo` mask completions that were cut; here it has TRL's.
 vLLM's tear-down can hang, so that the process ends without it.
 """
 

@@ -68,7 +68,7 @@ def main_dose(args: argparse.Namespace) -> int:
 
 
 def _scale(model: str, prompts: int, new_tokens: int, on_gpu: bool) -> TrainScale:
-    """Return a scale that asks so many problems in groups of completions."""
+    """Return a scale that asks `prompts` problems, each for a group of completions."""
     scale = preset(model, "generated", "", on_gpu=on_gpu)
     return replace(
         scale,

@@ -146,9 +146,9 @@ def require_same(
 ) -> None:
     """Raise unless a model is its reference, up to the order of sums or a small share of `effect`.
 
-    Raises `DifferentError` with both numbers, and `what` was compared. Mean KL in nats are
-    `rounding`, what one more rounding of each layer's output costs (`rounding_of`), and `effect`,
-    what training changed, where the weights were rounded.
+    Raises `DifferentError` with both numbers and with `what` was compared. `rounding` and `effect`
+    are mean KL in nats: what one more rounding of each layer's output costs (`rounding_of`), and,
+    where the weights were rounded, what training changed.
     """
     bound = max(SAME_NATS[dtype], ROUNDINGS * rounding, MERGED_SHARE * (effect or 0.0))
     trained = "" if effect is None else f", and training moved it by {effect:.2e}"

@@ -57,7 +57,7 @@ from repro.spec.whole_files import appearing
 class TrainedWeights:
     """A policy as it was trained, on probe texts: rows (B, T), int64, logits (B, T, V), float32.
 
-    Mean KL in nats are `effect`, from it to the same policy without its adapter, and `rounding`,
+    `effect` and `rounding` are mean KL in nats: from it to the same policy without its adapter, and
     what one more rounding of each layer's output costs it.
     """
 

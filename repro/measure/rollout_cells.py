@@ -96,7 +96,10 @@ def estimate(value: float, unit: str, method: str = _HOW, n: int = 1) -> Estimat
 
 
 class Window(NamedTuple):
-    """Timed steps in the middle of a stretch: of how many steps, and where the untimed first is."""
+    """Timed steps in the middle of a stretch of `stands_for` steps.
+
+    An untimed step, at `position`, comes before them.
+    """
 
     position: int
     stands_for: int

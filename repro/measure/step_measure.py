@@ -123,8 +123,8 @@ def step_shape(
     As many rows at once as fit, in waves of equal numbers of rows; then the micro-batches and kept
     blocks. Where not all rows fit, the cache is given back for the update, and taken again.
 
-    Blocks may be kept (`keeps`) but where a policy's own modules multiply. Without `fitted` the
-    least is planned: one row of a micro-batch, no kept block.
+    `keeps` says whether blocks may be kept; where a policy's own modules multiply, they may not.
+    Without `fitted` the least is planned: one row of a micro-batch, no kept block.
     """
     # Few spread rows are twice as long as the mean, and all share the cache.
     planned_tokens = min(point.completion_tokens, 2 * point.expected_tokens)

@@ -128,9 +128,9 @@ def warm_up(t: Training, state: TrainState, tokens: int) -> None:
 def timed_step(t: Training, state: TrainState, waves: int = 1) -> dict[str, Any]:
     """Make one of the trainer's iterations under the device's clock.
 
-    So many as `waves` make up the step: seconds and tokens are multiplied by it. Returns seconds by
-    phase, in `total` and in `exchange` among ranks, the step's `grad_norm` and `completion_tokens`;
-    where every token was sampled, also `sampler_trainer_abs_diff_mean`.
+    `waves` iterations like it make up the step, so seconds and tokens are multiplied by that.
+    Returns seconds by phase, in `total` and in `exchange` among ranks, the step's `grad_norm` and
+    `completion_tokens`; where every token was sampled, also `sampler_trainer_abs_diff_mean`.
     """
     before = state.facts.get("rows", {}).get("tokens_sampled", 0)
     spent = t.learner.ranks.spent

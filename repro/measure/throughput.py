@@ -19,7 +19,8 @@ An adapter is folded in once, before its engine is made, and for good: nothing i
 Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
 `facts["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
 after; the other batches are measured all the same. `facts["timed_retries"]` counts how often the
-allocator retried under the clock. Random weights draw random tokens, so no end token ends a row.
+allocator retried under the clock. Random weights draw random tokens, so no end token ends a row. A
+first rollout captures steps and compiles kernels: it is not timed.
 """
 
 from __future__ import annotations

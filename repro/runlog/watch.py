@@ -60,7 +60,7 @@ class Watch:
                 self._said.add("format")
 
     def rollout(self, rollout: Rollout, steps: int, texts: Sequence[str]) -> str | None:
-        """Take a rollout of so many steps and its examples' texts; return a warning if one is due.
+        """Take a rollout of `steps` steps and its examples' texts; return a warning if one is due.
 
         Raises `ValueError` when the run is to end here.
         """
