@@ -44,6 +44,7 @@ def test_completions_are_graded_by_every_reading(tokenizer, pool):
 def test_questions_are_asked_in_parts_of_the_sampler_s_rows(tokenizer, pool):
     writer = Writer(tokenizer, TEXTS)
     evaluator, shares = Evaluator(writer, tokenizer, pool, 7), list[float]()
+    assert evaluator.rows_at_once >= 1319, "a sampler that queues its rows takes a whole test set"
     evaluator.on_part, evaluator.rows_at_once = shares.append, 4
     evaluator.ask(asked(tokenizer), GREEDY, samples=2)
     assert shares == [2 / 3, 1.0]

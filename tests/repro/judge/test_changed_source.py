@@ -49,6 +49,7 @@ def test_a_changed_source_is_said_with_the_records_and_their_verdicts(tmp_path, 
     assert f"4 records (1 of {CHANGED})" in capsys.readouterr().out
     main(["check", *LINE, *place, "--json"])
     (checked,) = json.loads(capsys.readouterr().out)
+    assert [checked[name] for name in ("target", "tier", "records")] == [*LINE[::2], 4]
     decided = [item for item in checked["verdicts"] if item["status"] != "not run"]
     marked = [item for item in decided if CHANGED in item["marks"]]
     assert 0 < len(marked) < len(decided)

@@ -44,8 +44,10 @@ def test_lengths_are_drawn_about_their_mean_and_cut():
 def test_lengths_follow_the_rollouts_seed_alone_and_equal_ones_have_as_many_tokens():
     draws = [FULL_SIZE.drawn_lengths(seed) for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
-    assert equal_twin(FULL_SIZE, LENGTH_POINTS) is LENGTH_POINTS[1]
-    assert equal_twin(LENGTH_POINTS[1], LENGTH_POINTS) is None
+    assert equal_twin(FULL_SIZE, TABLE3_POINTS) is None
+    for spread, equal in zip(LENGTH_POINTS[::2], LENGTH_POINTS[1::2], strict=True):
+        assert equal_twin(spread, LENGTH_POINTS) is equal
+        assert equal_twin(equal, LENGTH_POINTS) is None
     for seed in range(9):
         spread, equal = (point.drawn_lengths(seed) for point in LENGTH_POINTS[:2])
         assert len(set(equal)) == 1

@@ -66,6 +66,7 @@ def test_no_difference_says_within_what_and_is_counted_without():
 def test_notes_stand_wherever_a_verdict_does_and_are_counted():
     lucky = verdict("reproduced", q=0.14, marks={"post hoc": "other rules"})
     assert labelled(lucky) == "holds, post hoc, q = 0.14"
+    assert word(lucky) == "holds"
     assert labelled(verdict("reproduced", q=0.01)) == "holds"
     assert labelled(verdict("inconclusive", q=0.9)) == "undecided"
     assert counted([lucky]) == "1 holds (post hoc, q >= 5 %)"
@@ -103,3 +104,4 @@ def test_every_status_has_words_of_its_own_that_begin_with_a_plain_one():
     assert len(set(CLAIM_WORDS.values())) == len(CLAIM_WORDS)
     assert {words.split(":")[0] for words in CLAIM_WORDS.values()} == set(PLAIN_WORDS)
     assert set(PLAIN) == set(get_args(Status))
+    assert set(PLAIN.values()) == set(PLAIN_WORDS)

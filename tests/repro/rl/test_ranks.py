@@ -235,7 +235,7 @@ def test_rewards_that_differ_between_ranks_are_refused():
 def test_each_rank_is_asked_as_many_rows_at_once_as_one_process(step):
     sampler, how = TorchSampler(step[0]), (step[0].tokenizer, None, 0)
     alone, of_four = Evaluator(sampler, *how), Evaluator(sampler, *how, ranks=Ranks(0, 4))
-    assert of_four.rows_at_once == 4 * alone.rows_at_once
+    assert (alone.rows_at_once, of_four.rows_at_once) == (256, 4 * 256)
 
 
 def test_memory_that_runs_out_on_one_rank_halves_the_passes_of_all():

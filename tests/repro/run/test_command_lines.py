@@ -155,6 +155,7 @@ def test_all_that_a_line_has_wrong_is_said_at_once_without_torch(line, words, tm
         ("dose --model tiny --formats ,", "--formats ,|nvfp4"),
         ("dose --model tiny --sigmas inf", "--sigmas inf|0"),
         ("dose --model tiny --prompts 0", "--prompts 0|1"),
+        ("dose --model tiny --new-tokens 0", "--new-tokens 0|1"),
         ("dose --model tiny --device gpu", "--device 'gpu'|mean cpu?|cpu, cuda"),
         ("dose --model tiny --device cuda", "no CUDA device"),
         ("quantize tiny {folder}/out --device cuda", "no CUDA device"),

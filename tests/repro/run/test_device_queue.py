@@ -156,6 +156,6 @@ def test_devices_are_those_that_this_process_may_use(monkeypatch):
     assert visible_devices(None) == ("2", "5", "7")
     assert visible_devices("2") == ("2", "5")
     assert visible_devices("5,7") == ("5", "7")
-    for wrong in ("4", "0,5", "all"):
+    for wrong in ("4", "0,5", "all", "0", ","):
         with pytest.raises(ValueError, match="--devices"):
             visible_devices(wrong)
