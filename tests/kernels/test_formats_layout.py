@@ -15,9 +15,14 @@ def _quantized(format):
     return quantize(weight, format)
 
 
+BITS = {"nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
+
+
 @pytest.mark.parametrize("format", list(FORMATS))
 def test_a_weight_survives_safetensors_and_moves_whole(format):
     weight = _quantized(format)
+    # Two scalars beside them.
+    assert 8 * (weight.nbytes - 8 * (format == "nvfp4")) / (48 * 128) == BITS[format]
     tensors = weight.tensors()
     back = QuantizedWeight.from_tensors(format, load(save(tensors)), (48, 128))
     assert back.tensors().keys() == tensors.keys()

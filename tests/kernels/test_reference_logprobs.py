@@ -81,8 +81,8 @@ def test_an_output_that_is_not_used_adds_nothing_to_the_gradient():
         assert_within_twice(ours, plain, exact, f"output {used}")
 
 
-def test_no_allocation_exceeds_the_chunk():
-    largest = 0
+def test_no_allocation_exceeds_the_chunk_and_no_logits_are_saved_for_backward():
+    largest, saved = 0, 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -92,12 +92,19 @@ def test_no_allocation_exceeds_the_chunk():
                 largest = max(largest, out.nbytes)
             return out
 
+    def pack(tensor):
+        nonlocal saved
+        saved += tensor.nbytes
+        return tensor
+
     hidden, weight, ids = _inputs()
     hidden, ids = hidden.repeat(40, 1).requires_grad_(), ids.repeat(40)
-    with Watch():
+    with Watch(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         logprobs, entropy = token_logprobs(hidden, weight, ids, 0.7, chunk_bytes=50 * V * 4)
         (logprobs.sum() + entropy.sum()).backward()
     assert largest <= max(50 * V * 4, hidden.nbytes)
+    # Beside the arguments three numbers a row.
+    assert saved <= hidden.nbytes + weight.nbytes + ids.nbytes + 3 * len(ids) * 4 + 16
 
 
 def test_bad_arguments_are_refused():

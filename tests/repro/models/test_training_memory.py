@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from repro.models.memory_plan import training_memory
+from repro.models.memory_plan import plan_memory, training_memory
 from repro.spec.shapes import SHAPES
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -52,6 +52,24 @@ def test_full_training_leaves_less_for_micro_batches():
     device = int(1.05 * full.least / 0.95)
     assert full.fitting(device).micro_tokens < lora.fitting(device).micro_tokens
     assert full.fitting(device).kept_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "fits"), [("adamw", [False, False, True]), ("adamw_8bit", [False, True, True])]
+)
+def test_ranks_divide_what_full_training_of_7b_holds(optimizer, fits):
+    arm, scale = find("table1").arm("bf16_full"), find("table1").scales[Tier.PAPER]
+    scale = dataclasses.replace(
+        scale, optimizer=dataclasses.replace(scale.optimizer, name=optimizer)
+    )
+    every = [training_memory(arm, scale, ranks) for ranks in (1, 2, 4)]
+    plans = [plan_memory(memory.step).update for memory in every if memory is not None]
+    masters = [plan["adapter"] / 1e9 for plan in plans]
+    assert masters == pytest.approx([4 * 7.62, 2 * 7.62, 7.62], abs=0.05)
+    assert [plan["gradients"] for plan in plans] == [plan["adapter"] for plan in plans]
+    # Each samples from a whole copy.
+    assert len({plan["weights"] for plan in plans}) == 1
+    assert [memory.least <= H100 for memory in every if memory is not None] == fits
 
 
 def test_a_folder_trains_in_the_micro_batches_of_the_checkpoint_that_its_config_describes(tmp_path):

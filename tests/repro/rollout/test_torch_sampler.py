@@ -98,11 +98,15 @@ def test_a_fault_that_comes_with_a_token_names_its_place():
 )
 def test_tokens_of_every_format_under_noise_are_those_of_transformers(weight_format, sampling):
     policy, prompts = tiny(weight_format)
-    asked = {"group_size": 4, "seeds": range(12)}
+    asked, sampler = {"group_size": 4, "seeds": range(12)}, TorchSampler(policy)
+    clean = sampler.sample(prompts, sampling, **asked)
     with perturbed(policy, NOISE, seed=1, step=2, total_steps=3):
         expected = PlainSampler(policy).sample(prompts, sampling, **asked)
-        drawn = TorchSampler(policy).sample(prompts, sampling, **asked)
+        drawn = sampler.sample(prompts, sampling, **asked)
     require_alike(drawn, expected)
+    # Noise goes away with its block.
+    assert sampler.sample(prompts, sampling, **asked) == clean
+    assert clean != drawn or sampling.temperature == 0
     reasons = [completion.finish_reason for completion in expected.completions]
     assert [completion.finish_reason for completion in drawn.completions] == reasons
     assert "stop" in reasons
