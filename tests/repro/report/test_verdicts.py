@@ -1,5 +1,6 @@
 """One vocabulary: each kind of verdict has its own words, on every page."""
 
+import dataclasses
 from typing import get_args
 
 import pytest
@@ -16,8 +17,10 @@ from repro.report.verdict_words import (
     kind_of,
     labelled,
     marks_of,
+    stated_bars,
     word,
 )
+from repro.run.places import expected_folder
 
 CLAIMED = "holds; does not hold: the opposite is shown; undecided"
 MET = "met; missed; undecided"
@@ -105,3 +108,12 @@ def test_every_status_has_words_of_its_own_that_begin_with_a_plain_one():
     assert {words.split(":")[0] for words in CLAIM_WORDS.values()} == set(PLAIN_WORDS)
     assert set(PLAIN) == set(get_args(Status))
     assert set(PLAIN.values()) == set(PLAIN_WORDS)
+
+
+def test_stated_bars_are_verdicts_on_bars_whatever_else_has_their_names(blessed_of):
+    checked = blessed_of("memory")
+    bars = [bar.verdict for bar in stated_bars(checked, expected_folder(None))]
+    others = [dataclasses.replace(bar, source="paper: Table 1", effect=0.0) for bar in bars]
+    both = dataclasses.replace(checked, verdicts=[*checked.verdicts, *others])
+    assert [bar.verdict for bar in stated_bars(both, expected_folder(None))] == bars
+    assert {kind_of(bar) for bar in bars} == {Kind.BAR}
