@@ -20,8 +20,10 @@ def load(folder, weight_format="nvfp4", training="none", **more):
 
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
-def test_bf16_policy_has_the_logits_of_transformers_in_its_dtype(folder, token_ids, compute_dtype):
-    dtype = getattr(torch, compute_dtype)
+def test_bf16_policy_has_the_logits_of_transformers_in_its_dtype(
+    architecture, make_checkpoint, token_ids, compute_dtype
+):
+    dtype, folder = getattr(torch, compute_dtype), make_checkpoint(architecture, rms_norm_eps=1e-3)
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     logits = load(folder, "bf16", compute_dtype=compute_dtype).model(input_ids=token_ids).logits
     assert logits.dtype == dtype
