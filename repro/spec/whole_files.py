@@ -29,6 +29,8 @@ _LOCK = "lock"
 # A file that is mounted alone, as containers do, or another's in a folder such as /tmp.
 _NOT_RENAMED_ONTO = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
+Content = bytes | Callable[[Path], None]
+
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
@@ -73,10 +75,11 @@ def replace_text(path: Path, text: str) -> None:
     replace_files({path: text.encode()})
 
 
-def replace_files(contents: Mapping[Path, bytes]) -> None:
+def replace_files(contents: Mapping[Path, Content]) -> None:
     """Write several files, replacing what is there, once all of them are on the disk.
 
-    The renames follow one another: a reader may meet the first file without the second.
+    A content is the bytes, or what writes them to the path that it is given. The renames follow one
+    another: a reader may meet the first file without the second.
 
     Raises
     ------
@@ -134,7 +137,7 @@ def _descriptors() -> Path:
     return Path(os.path.realpath("/proc/self/fd"))
 
 
-def _prepared(path: Path, content: bytes, stack: ExitStack) -> Callable[[], None]:
+def _prepared(path: Path, content: Content, stack: ExitStack) -> Callable[[], None]:
     """Return what puts `content` at `path`: a rename of what is on the disk by then, or a write."""
     with _naming(path):
         place = place_of(path)
@@ -145,7 +148,7 @@ def _prepared(path: Path, content: bytes, stack: ExitStack) -> Callable[[], None
         return partial(_put, _written(room, content, place if there else None), place, content)
 
 
-def _put(written: Path, place: Path, content: bytes) -> None:
+def _put(written: Path, place: Path, content: Content) -> None:
     try:
         os.replace(written, place)
     except OSError as error:
@@ -154,8 +157,12 @@ def _put(written: Path, place: Path, content: bytes) -> None:
         _write_into(place, content)
 
 
-def _write_into(place: Path, content: bytes) -> None:
+def _write_into(place: Path, content: Content) -> None:
     """Write to what cannot be renamed onto; into a pipe, once it has a reader."""
+    if not isinstance(content, bytes):
+        with tempfile.TemporaryDirectory() as folder:
+            content(Path(folder, "whole"))
+            content = Path(folder, "whole").read_bytes()
     sys.stdout.flush()
     own = place.parent == _descriptors()
     try:
@@ -165,13 +172,18 @@ def _write_into(place: Path, content: bytes) -> None:
         raise ValueError(f"{place}: its reader left before the whole result was written") from None
 
 
-def _written(room: Path, content: bytes, old: Path | None = None) -> Path:
+def _written(room: Path, content: Content, old: Path | None = None) -> Path:
     """Write a file to the disk, by the umask or with the mode and owner of `old`; return it."""
     path = room / "whole"
-    with path.open("xb") as file:
-        file.write(content)
+    if not isinstance(content, bytes):
+        content(path)
+    with path.open("ab") as file:
+        if isinstance(content, bytes):
+            file.write(content)
         file.flush()
         os.fsync(file.fileno())
+        # As the umask has it, whatever mode the content's own writer gave it.
+        os.fchmod(file.fileno(), stat.S_IMODE((room / _LOCK).stat().st_mode))
         if old is not None:
             state = old.stat()
             for owner in ((-1, state.st_gid), (state.st_uid, -1)):

@@ -12,7 +12,6 @@ Easy mistakes
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -22,10 +21,10 @@ from typing import Any, Final, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
-from repro.spec.whole_files import replace_files, replace_text
+from repro.spec.whole_files import replace_files, replace_text, sha256_of
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F64": torch.float64,
@@ -269,11 +268,18 @@ def read_exactly(source: WeightSource, name: str, spec: TensorSpec) -> Tensor:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write a safetensors file and return its SHA-256 hex digest.
 
-    The file appears under its name only when complete.
+    The file appears under its name only when complete. The library writes it from the tensors'
+    memory, so that no second copy of a shard is made.
     """
-    content = save({name: _own(t) for name, t in tensors.items()}, metadata={"format": "pt"})
-    replace_files({path: content})
-    return hashlib.sha256(content).hexdigest()
+    own = {name: _own(tensor) for name, tensor in tensors.items()}
+    digests: list[str] = []
+
+    def write(place: Path) -> None:
+        save_file(own, place, metadata={"format": "pt"})
+        digests.append(sha256_of(place))
+
+    replace_files({path: write})
+    return digests[-1]
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import multiprocessing
 import shutil
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from repro.measure.device_state import host_peak_bytes, reset_peak
 from repro.models.files.tensor_files import (
     CheckpointError,
     TensorFile,
@@ -47,6 +50,23 @@ def test_tensors_come_back_by_the_library_and_here_and_the_digest_is_the_files(t
         assert same(again[name], tensor)
         assert same(file.read(name), tensor)
     assert list(tmp_path.iterdir()) == [path]
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def _host_bytes_of_writing(path, nbytes):
+    tensors = {f"t{i}": torch.ones(nbytes // 4, dtype=torch.uint8) for i in range(4)}
+    reset_peak()
+    before = host_peak_bytes()
+    write_tensors(path, tensors)
+    return host_peak_bytes() - before
+
+
+def test_writing_a_shard_takes_no_second_copy_of_it(tmp_path):
+    nbytes = 200_000_000
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        taken = pool.submit(_host_bytes_of_writing, tmp_path / "x.safetensors", nbytes).result()
+    assert taken < nbytes / 2
 
 
 @pytest.mark.parametrize("keep", [0, 5, 30, -400, -40, -1])
