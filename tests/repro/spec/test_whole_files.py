@@ -211,8 +211,10 @@ def test_a_pipe_and_open_descriptors_are_written_into(tmp_path, capfd):
         file.write("before, ")
         file.flush()
         replace_text(Path(f"/dev/fd/{file.fileno()}"), "result, ")
+        # So is what a writer of its own makes.
+        replace_files({Path(f"/dev/fd/{file.fileno()}"): lambda path: path.write_text("its own, ")})
         file.write("after")
-    assert (tmp_path / "file").read_text() == "before, result, after"
+    assert (tmp_path / "file").read_text() == "before, result, its own, after"
     print("before, ", end="")
     replace_text(Path("/dev/stdout"), "result")
     assert capfd.readouterr().out == "before, result"
