@@ -46,6 +46,8 @@ EventKind = Literal[
 # Events of a task that goes on; any other ends it.
 UNDER_WAY: tuple[EventKind, ...] = ("started", "progress", "warning", "note")
 CarryOut = Callable[..., Any]
+# How long a rank that lost another waits for the launcher to find and name that one.
+_NAMING_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,8 @@ class Task:
     """One run, its own folder for checkpoints, and the folder of all records.
 
     `also` holds further runs that are carried out with it (`repro.run.carry_out.carried_together`):
-    they stop as one. `attempt` counts the workers that died of it.
+    they stop as one. `attempt` counts the workers that died of it. `variables` are added to its
+    worker's environment.
     """
 
     run: RunConfig
@@ -61,6 +64,7 @@ class Task:
     runs: Path
     also: tuple[RunConfig, ...] = ()
     attempt: int = 0
+    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def every(self) -> tuple[RunConfig, ...]:
@@ -152,6 +156,7 @@ def work(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     inbox = _Inbox(pipe)
     while (task := inbox.next_task()) is not None:
+        os.environ |= task.variables
         if is_segmented(task.run):
             os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         if _carry_out(task, pipe, threads, inbox.stop, carry_out, alone):
@@ -205,7 +210,7 @@ def _carry_out(
         nonlocal last
         for kind in (WARNING, NOTE):
             if kind in values:
-                pipe.send(Event(task=task, kind=cast(EventKind, kind), text=text))
+                pipe.send(Event(task=task, kind=cast(EventKind, kind), text=text, values=values))
                 return
         now = time.monotonic()
         if now - last >= 0.2 or values.get("step") == values.get("steps"):
@@ -250,6 +255,8 @@ def outcome_of(
     except EndedError as ended:
         return ended.kind, str(ended)
     except PeerLostError as lost:
+        # Of the missing the first rank tells, as `repro.distributed` says.
+        time.sleep(_NAMING_SECONDS * (1 if os.environ.get("RANK") == "0" else 2))
         return "lost", str(lost)
     except OSError as error:
         if is_disk_fault(error, task.runs):

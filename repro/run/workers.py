@@ -64,6 +64,8 @@ class WorkerPool:
         Whether a worker ends after its task, so that the next one finds nothing left of it.
     claim : callable
         What of a task may be begun now (`repro.run.shared_work`); None takes all of it.
+    should_stop : callable
+        Asked twice a second whether to stop, as by `stop`.
     """
 
     # Until what other starts are at is asked for again.
@@ -76,11 +78,12 @@ class WorkerPool:
         threads: int = 1,
         grace: float = 60.0,
         *,
-        devices: Sequence[str] = (),
+        devices: Sequence[str | None] = (),
         retries: int = 0,
         carry_out: CarryOut | None = None,
         alone: bool = False,
         claim: Callable[[Task], Reservation] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         if count < 1:
             raise ValueError(f"workers is {count}; it must be 1 or more")
@@ -88,10 +91,11 @@ class WorkerPool:
         self._count = count
         self._threads = threads
         self._grace = grace
-        self._devices: list[str | None] = list(devices) or [None]
+        self._devices = list(devices) or [None]
         self._retries = retries
         self._alone = alone
         self._claim = claim or (lambda task: Reservation(claimed=task))
+        self._should_stop = should_stop
         self._work = alone, carry_out
         self._workers: list[_Worker] = []
         self._asked_to_stop = False
@@ -111,6 +115,7 @@ class WorkerPool:
             for place in range(min(self._count, len(waiting)))
         ]
         while self._workers:
+            self._asked_to_stop = self._asked_to_stop or self._should_stop()
             if self._asked_to_stop and not self._stopping:
                 self._stop()
             for worker in list(self._workers):
@@ -131,7 +136,7 @@ class WorkerPool:
         self._stopping = True
         for worker in self._workers:
             if worker.task is not None:
-                send(worker.pipe, "stop")
+                _send(worker.pipe, "stop")
         threading.Thread(target=self._kill_after_grace, daemon=True).start()
 
     def close(self) -> None:
@@ -148,8 +153,18 @@ class WorkerPool:
             worker.process.kill()
 
     def _start(self, device: str | None) -> _Worker:
-        own = self._log, self._threads, device, *self._work
-        process, pipe = start_process(lambda end: (end, *own), work, "repro-worker")
+        context = multiprocessing.get_context("spawn")
+        pipe, its = context.Pipe()
+        own = its, self._log, self._threads, device, *self._work
+        process = context.Process(target=work, args=own, name="repro-worker", daemon=False)
+        # Blocked signals stay so in the new process, until it ignores them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        try:
+            with _script_left_out():
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        its.close()
         return _Worker(process=process, pipe=pipe, device=device)
 
     def _feed(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
@@ -161,9 +176,9 @@ class WorkerPool:
             worker.task, elsewhere = self._next_free(waiting)
             yield from elsewhere
         if worker.task is not None:
-            send(worker.pipe, worker.task)
+            _send(worker.pipe, worker.task)
         elif self._stopping or not waiting:
-            send(worker.pipe, None)
+            _send(worker.pipe, None)
             self._retire(worker)
 
     def _next_free(self, waiting: deque[Task]) -> tuple[Task | None, list[Event]]:
@@ -215,7 +230,7 @@ class WorkerPool:
         worker.pipe.close()
         self._workers.remove(worker)
         if worker.task is not None:
-            text = f"the worker process ended by {ending_of(code)} while it carried out this run"
+            text = f"the worker process ended by {_ending_of(code)} while it carried out this run"
             yield self._dead(worker.task, text, waiting)
         self._replace(worker, waiting)
 
@@ -240,24 +255,6 @@ class WorkerPool:
             self._workers.append(self._start(died.device))
 
 
-def start_process(
-    arguments: Callable[[Connection], tuple[Any, ...]], body: Callable[..., None], name: str
-) -> tuple[BaseProcess, Connection]:
-    """Start a fresh process with its end of a pipe among its arguments; return it and our end."""
-    context = multiprocessing.get_context("spawn")
-    own, its = context.Pipe()
-    process = context.Process(target=body, args=arguments(its), name=name, daemon=False)
-    # Blocked signals stay so in the new process, until it ignores them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        with _script_left_out():
-            process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    its.close()
-    return process, own
-
-
 @contextlib.contextmanager
 def _script_left_out() -> Iterator[None]:
     """Let a fresh process start without the caller's script, which it would run once more."""
@@ -270,12 +267,12 @@ def _script_left_out() -> Iterator[None]:
         script.update(kept)
 
 
-def ending_of(code: int | None) -> str:
+def _ending_of(code: int | None) -> str:
     """Return a text on how a process ended, from its exit code."""
     return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
-def send(pipe: Connection, message: Any) -> None:
+def _send(pipe: Connection, message: Any) -> None:
     """Send to a process; a dead one is noticed, with its exit code, when its pipe is read."""
     with contextlib.suppress(OSError):
         pipe.send(message)

@@ -1,14 +1,15 @@
 """One run on several devices: `--ranks N` starts N processes for it, torchrun brings its own.
 
 Each rank carries out the run by its procedure, whose work `repro.distributed` divides; only
-the first rank writes. `Ranked` runs in a worker that has N devices and starts the ranks; if one
-dies, fails or does not start, it is named and the others are ended. `InPlace` replaces the worker
-pool in the first of torchrun's processes; the others `follow` it.
+the first rank writes. `Ranked` runs in a worker that has N devices; ranks are the workers of a pool
+of its own. If one dies, fails or does not start, it is named and the others are ended. `InPlace`
+replaces the worker pool in the first of torchrun's processes; the others `follow` it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -17,12 +18,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Progress, Stopped
@@ -36,9 +35,8 @@ from repro.run.worker import (
     Event,
     Task,
     outcome_of,
-    work,
 )
-from repro.run.workers import WorkerPool, ending_of, send, start_process
+from repro.run.workers import WorkerPool
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import cuda_devices
@@ -46,8 +44,8 @@ from repro.spec.tier import cuda_devices
 if TYPE_CHECKING:
     from repro.distributed import Ranks
 
-# How long a rank that lost another waits for the launcher to find and name that one.
-_NAMING_SECONDS = 3.0
+# Seconds for ranks that are asked to stop: how many they have is for the pool of all runs to say.
+_LET_END = 1e6
 # As `repro.distributed` reads it, which imports torch.
 _STALL = "REPRO_STALL_TIMEOUT"
 # Sent by the first rank to the others instead of a run: it ends with runs left, or other starts are
@@ -92,102 +90,61 @@ class Ranked:
             paths: list[Path] = body(runs, folder, records, progress, should_stop, threads)
             return paths
         (run,) = runs
-        task = Task(run=run, folder=folder, runs=records)
-        started: list[tuple[BaseProcess, Connection]] = []
+        devices = [device_of_rank(rank) for rank in range(world)]
+        if devices[0] is None and len(cuda_devices()) >= world:
+            devices = [str(rank) for rank in range(world)]
+        how = world, records / "workers.log", threads, _LET_END
         with tempfile.TemporaryDirectory() as place:
-            try:
-                for rank in range(world):
-                    started.append(self._start(rank, world, Path(place) / "meet", records, threads))
-                    send(started[rank][1], task)
-                self._follow(started, progress, should_stop)
-            finally:
-                for process, pipe in started:
-                    process.kill()
-                    process.join()
-                    pipe.close()
+            tasks = [
+                Task(run=run, folder=folder, runs=records, variables=variables)
+                for variables in self._variables(world, place)
+            ]
+            with _RankPool(
+                *how, devices=devices, carry_out=self.body, alone=True, should_stop=should_stop
+            ) as pool:
+                finished = _followed(pool.execute(tasks), progress)
+        if finished < world:
+            raise Stopped
         return []
 
-    def _start(
-        self, rank: int, world: int, meeting: Path, records: Path, threads: int
-    ) -> tuple[BaseProcess, Connection]:
-        variables = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "REPRO_RANKS_MEET": f"file://{meeting}",
-            _STALL: str(self.stall),
-        }
-        log, device = records / "workers.log", device_of_rank(rank)
-        if device is None and len(cuda_devices()) >= world:
-            device = str(rank)
-        return start_process(
-            lambda pipe: (variables, pipe, log, threads, device, self.body),
-            _work_as_rank,
-            f"repro-rank-{rank}",
-        )
-
-    def _follow(
-        self,
-        started: Sequence[tuple[BaseProcess, Connection]],
-        progress: Progress,
-        should_stop: Callable[[], bool],
-    ) -> None:
-        """Pass on the first rank's progress until all have ended; raise if one ends differently."""
-        pipes = {pipe: rank for rank, (_, pipe) in enumerate(started)}
-        asked, stopped, lost, reached = False, False, None, "before its first step"
-        until = float("inf")
-        while pipes:
-            if not asked and should_stop():
-                asked = True
-                for pipe in pipes:
-                    send(pipe, "stop")
-            for item in wait(list(pipes), timeout=0.2):
-                ready = cast(Connection, item)
-                rank = pipes[ready]
-                try:
-                    event: Event = ready.recv()
-                except (EOFError, ConnectionResetError):
-                    raise EndedError("lost", _ended(rank, started[rank][0], reached)) from None
-                if event.kind == "progress" and rank == 0:
-                    step = event.values.get("step")
-                    reached = event.text if step is None else f"{event.text}, step {step:.0f} done"
-                    progress(event.text, event.values)
-                elif event.kind in (WARNING, NOTE) and rank == 0:
-                    progress(event.text, {event.kind: 1.0})
-                elif event.kind in ("finished", "stopped", "lost"):
-                    del pipes[ready]
-                    stopped = stopped or event.kind == "stopped"
-                    if event.kind == "lost" and (lost is None or rank == 0):
-                        # The others know only that the first, which names the missing, gave up.
-                        lost, until = event.text, min(until, time.monotonic() + _NAMING_SECONDS)
-                elif event.kind not in UNDER_WAY:
-                    raise EndedError(event.kind, f"rank {rank} ({reached}): {event.text}")
-            if lost is not None and (not pipes or time.monotonic() > until):
-                raise EndedError("lost", f"{lost} ({reached})")
-        if stopped:
-            raise Stopped
+    def _variables(self, world: int, place: str) -> Iterator[dict[str, str]]:
+        """Yield the environment of each rank, which meets the others in the folder `place`."""
+        for rank in range(world):
+            yield {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "REPRO_RANKS_MEET": f"file://{place}/meet",
+                _STALL: str(self.stall),
+                # All ranks are on this host.
+                "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+                "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
+            }
 
 
-def _ended(rank: int, process: BaseProcess, reached: str) -> str:
-    """Return a sentence on a rank that ended without an event."""
-    process.join()
-    how = ending_of(process.exitcode)
-    return f"rank {rank} on {socket.gethostname()} ended by {how} ({reached})"
+def _followed(events: Iterable[Event], progress: Progress) -> int:
+    """Pass on the first rank's progress; return how many ranks finished, if none was lost."""
+    finished, reached = 0, "before its first step"
+    for event in events:
+        rank = event.task.variables["RANK"]
+        if event.kind == "finished":
+            finished += 1
+        elif event.kind not in (*UNDER_WAY, "stopped"):
+            place = f"rank {rank} on {socket.gethostname()} ({reached})"
+            raise EndedError(event.kind, f"{place}: {event.text}")
+        elif rank == "0" and event.kind in ("progress", WARNING, NOTE):
+            progress(event.text, event.values)
+            if event.kind == "progress":
+                step = event.values.get("step")
+                reached = event.text if step is None else f"{event.text}, step {step:.0f} done"
+    return finished
 
 
-def _work_as_rank(
-    variables: Mapping[str, str],
-    pipe: Connection,
-    log: Path,
-    threads: int,
-    device: str | None,
-    body: CarryOut | None,
-) -> None:
-    """Carry out one task in a worker process as one rank of its run."""
-    os.environ.update(variables)
-    for library in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # all ranks are on this host
-    work(pipe, log, threads, device, True, body)
+class _RankPool(WorkerPool):
+    """Workers that are the ranks of one run: with any of them the run is lost."""
+
+    def _given_back(self, failed: Event, waiting: deque[Task]) -> Event:
+        return dataclasses.replace(failed, kind="lost")
 
 
 class InPlace(WorkerPool):
@@ -219,7 +176,6 @@ class InPlace(WorkerPool):
                 task, self._threads, _quietly, lambda: self._asked_to_stop, None
             )
             if kind == "lost":
-                time.sleep(_NAMING_SECONDS)
                 yield Event(task=task, kind="stopped", text=text)
                 raise SystemExit(text)
             # Where a signal reached another rank alone, all have stopped for it.
@@ -251,8 +207,6 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
             if told == _WAIT:
                 continue
             kind, text = outcome_of(by_digest[told], threads, _quietly, lambda: bool(asked), None)
-            if kind == "lost":
-                time.sleep(_NAMING_SECONDS)
             if kind not in ("finished", "stopped"):
                 raise SystemExit(f"rank {ranks.rank}: {text}")
     except PeerLostError as lost:  # between two runs

@@ -188,7 +188,7 @@ def require_equal(path, other):
 
 def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(alone, with_fault):
     run = run_of()
-    with pytest.raises(EndedError, match=r"rank 1 .*SIGKILL.*training, step [12] done") as caught:
+    with pytest.raises(EndedError, match=r"rank 1 .*step [12] done.*SIGKILL") as caught:
         with_fault(run, "kill", at=3)
     assert caught.value.kind == "lost"
     again = with_fault(run)
@@ -232,7 +232,7 @@ def test_two_starts_by_two_ranks_are_equal_to_the_bit(with_fault, tmp_path):
 
 def test_a_stalled_rank_is_named_in_bounded_time(with_fault):
     begun = time.monotonic()
-    with pytest.raises(EndedError, match=r"[Rr]ank.* 1 failed to pass.*\(beginning") as caught:
+    with pytest.raises(EndedError, match=r"\(beginning.*[Rr]ank.* 1 failed to pass") as caught:
         with_fault(run_of(), "stall", at=1, stall=4.0)
     assert caught.value.kind == "lost"
     assert time.monotonic() - begun < 60
@@ -274,7 +274,7 @@ def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch, place,
      ("nvfp4_lora_aqn", "next rollout", "rank 1: logits"),
      ("nvfp4_lora_aqn", "reward", "rank 1: .*planted.* nan"),
      ("nvfp4_lora_aqn", "drift", "rank 1 differs"),
-     ("nvfp4_lora_aqn", "raise", r"rank 1 \(.*ValueError: planted"),
+     ("nvfp4_lora_aqn", "raise", "rank 1 .*ValueError: planted"),
      ("bf16_full", "gradient", "rank 1: .*gradient.* step 2"),
      ("bf16_full", "idle", "rank 1: log-probabilities"),
      # The other waits in the middle of a pass: nothing can begin again.
@@ -331,7 +331,7 @@ def test_on_two_devices_a_lost_rank_is_named_and_memory_is_tried_again(
 
 
 def test_a_full_disk_on_the_first_rank_is_one_sentence(with_fault):
-    with pytest.raises(EndedError, match=r"rank 0 \(") as caught:
+    with pytest.raises(EndedError, match="rank 0 on") as caught:
         with_fault(run_of(), "disk", rank=0)
     assert caught.value.kind == "disk"
     assert "\n" not in str(caught.value)
