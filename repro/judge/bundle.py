@@ -41,7 +41,7 @@ from repro.judge.blessing import compact
 from repro.judge.check import Checked, check_selection
 from repro.run.places import absence_text
 from repro.run.select import Selection, select
-from repro.spec.checks import require
+from repro.spec.checks import require, shown
 from repro.spec.whole_files import replace_files
 
 # Twice the largest that is blessed, 49 runs of 200 steps; parsed, a byte takes some thirty.
@@ -182,9 +182,13 @@ def read_bundle(path: Path) -> Bundle:
         text = reader.decompress(file.read(MOST_BYTES), MOST_BYTES)
     require(reader.eof and not reader.unused_data, f"it is cut, or larger than {MOST_BYTES} bytes")
     require(text.count(b",") < _MOST_VALUES, f"it has more than {_MOST_VALUES} values")
-    head, *lines = text.decode().splitlines()
+    head, *lines = text.decode().splitlines() or ["null"]
     require(len(lines) < _MOST_LINES, f"it has {len(lines)} lines; needs fewer than {_MOST_LINES}")
     named = finite_json(head)
+    kinds = isinstance(named, dict) and {type(named.get(key)) for key in ("target", "tier")}
+    require(
+        kinds == {str}, f"its first line is {shown(named)}; needed are texts as target and tier"
+    )
     records = tuple(
         parse_record(raw, f"record {number}")
         for number, raw in enumerate(raw_records(lines, finite_json), 1)

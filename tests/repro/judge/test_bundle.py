@@ -87,11 +87,12 @@ HEAD = '{"target": "table1", "tier": "smoke"}\n'
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", ""),
+        ("", "first line"),
         ("[" * 100_000, ""),
+        ("[]", "first line is []; needed"),
         (HEAD + "7", ""),
         ('{"target": "../../etc", "tier": "smoke"}', ""),
-        ('{"target": ["table1"], "tier": {}}', ""),
+        ('{"target": ["table1"], "tier": {}}', "first line is {'target': ['table1'], 'tier': {}}"),
         (HEAD + '{"schema": 1e999}', ""),
         (HEAD + '{"series": "reward", "values": [[1]]}', ""),
         (HEAD + '{"schema": NaN}', ""),
