@@ -40,7 +40,7 @@ def sentence_of(error: OSError, place: Path | None = None) -> str:
     if named is None or error.errno is None:
         return str(error) or type(error).__name__
     path = Path(named)
-    if error.errno in _IN_THE_WAY and (file := _file_in_the_way(path)) is not None:
+    if error.errno in _IN_THE_WAY and (file := file_in_the_way(path)) is not None:
         return f"{file} is no folder; one is needed there"
     return f"{path} cannot be used: {os.strerror(error.errno)}"
 
@@ -76,9 +76,9 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-def _file_in_the_way(path: Path) -> Path | None:
+def file_in_the_way(path: Path) -> Path | None:
     """Return the path, or the parent of it, that is there and is no folder."""
     for part in (path, *path.parents):
-        if part.exists():
+        if os.path.lexists(part):
             return None if part.is_dir() else part
     return None

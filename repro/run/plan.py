@@ -20,10 +20,10 @@ from statistics import median_low
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.origins import commits_of
-from repro.evidence.record import standing_of
+from repro.evidence.record import run_folder, standing_of
 from repro.evidence.store import blessed_records
 from repro.run.data_check import data_lines
-from repro.run.disk import free_bytes, size
+from repro.run.disk import file_in_the_way, free_bytes, size
 from repro.run.places import expected_folder, runs_folder
 from repro.run.preflight import (
     among_unlike_devices,
@@ -39,6 +39,7 @@ from repro.run.preflight import (
 from repro.run.present_card import kernels_line, points_left_out
 from repro.run.priced import Price, blessed_steps, price, shortest_answer
 from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
+from repro.spec.checks import require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import ANSWER_SECONDS, PINNED_BYTES, HubError, endpoint, fetch, hub_cache
 from repro.spec.needs import Needs
@@ -91,7 +92,7 @@ def plan_text(
 ) -> str:
     """Return the plan of `runs`, recorded in `folder`, as lines of text.
 
-    Raises `ValueError` if no machine can carry out any that is left.
+    Raises `ValueError` if no machine can carry out any that is left, or its place is taken.
 
     `workers` runs at a time share memory and disk; each takes `ranks` devices.
     """
@@ -99,6 +100,9 @@ def plan_text(
     needs = selection.source.needs_at(selection.tier)
     standing = standing_of(runs, folder)
     done, left = {run.digest() for run in standing.recorded}, standing.left
+    for run in left:
+        file = file_in_the_way(run_folder(run, folder))
+        require(file is None, f"{file} is no folder; one is needed there")
     require_fit(left)
     timed = timed_runs(selection.tier, runs, expected)
     lines = [

@@ -114,12 +114,15 @@ def test_a_plan_on_a_folder_whose_weights_are_not_its_configs_is_refused(
     assert unsaid(capsys.readouterr().err, named) == []
 
 
+@pytest.mark.parametrize("below", ["", "smoke", "smoke/table1/bf16", "smoke/table1/bf16/seed-0"])
 @pytest.mark.parametrize("kind", ["file", "link", "pipe"])
-def test_a_plan_refuses_a_place_of_records_that_is_no_folder(tmp_path, capsys, kind):
+def test_a_plan_refuses_a_place_of_records_that_is_no_folder(tmp_path, capsys, kind, below):
     runs = tmp_path / "runs"
-    {"file": runs.touch, "pipe": lambda: os.mkfifo(runs)}.get(kind, lambda: runs.symlink_to(runs))()
+    odd = runs / below
+    odd.parent.mkdir(parents=True, exist_ok=True)
+    {"file": odd.touch, "pipe": lambda: os.mkfifo(odd)}.get(kind, lambda: odd.symlink_to(odd))()
     assert main(["plan", "table1", "--tier", "smoke", "--runs", str(runs)]) == 2
-    assert f"{runs} is no folder" in capsys.readouterr().err
+    assert f"{odd} is no folder" in capsys.readouterr().err
 
 
 def test_a_run_whose_reward_has_gone_since_is_fit_nowhere():
