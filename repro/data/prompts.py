@@ -77,6 +77,12 @@ _ENDING: set[str] = set()
 _TURNS: set[str] = set()
 # Renderings in which a template may be seen to draw at random: another thread may draw meanwhile.
 _TRIALS = 3
+# What a template says of its own: Jinja's marks, and commands of LaTeX with their arguments.
+_SAID = re.compile(
+    r"(?s)\{%-?\s*raw\b.*?\bendraw\s*-?%\}|\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}"
+    r"|\\[A-Za-z]+\*?\s*(?:\[[^\]]*\]|\{[^{}]*\})*"
+)
+_PLACEHOLDER = re.compile(r"(?<![\\^_}])\{\s*[A-Za-z_][\w.\[\]]+(?:![rsa])?\s*\}")
 # Where Jinja writes an object, its text holds the place in this process's memory.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 # Stands for the question where a template's digest is computed, and for its answer.
@@ -175,12 +181,19 @@ def _own_template(text: str) -> PromptTemplate:
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    in_jinja = "{{" in text or "{%" in text
+    rest = _SAID.sub(" ", text if in_jinja else text.replace("{question}", " "))
+    for foreign in _PLACEHOLDER.findall(rest):
+        known = "{{ question }}" if in_jinja else "{question}"
+        raise ValueError(
+            f"the template {text[:60]!r} holds {foreign}; what is filled in is {known}"
+        )
     compiled = functools.cache(ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string)
 
     def fill(question: str) -> str:
         # Not `format`: a text that asks for \\boxed{} has braces of its own.
         filled = text.replace("{question}", question)
-        if "{{" in text or "{%" in text:
+        if in_jinja:
             filled = _rendered(
                 text, lambda: compiled(text).render(question=question), "the template"
             )

@@ -26,6 +26,7 @@ from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_tokenizer
 from repro.reward.answers import READINGS, format_ok, require_readable
 from repro.rl.collect import PromptSource
+from repro.spec.checks import tried
 
 QUESTION = "what is two plus two ?"
 PROBLEM = Problem(id="p/1", question=QUESTION, answer="4")
@@ -323,3 +324,18 @@ PINNED = {
     "boxed": (1, "01f55e04ba63530a33698e2904ef19578eb8c89035e71e5d1012b9d8f7e40375"),
     "gsm8k": (1, "cf588c6087075fb841f62069f64c94563e35e31ce35bda3443e20c3316709b93"),
 }
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{question} {answer}", "{answer}"),
+        ("{{ question }} {answer}", "{answer}"),
+        (r"\boxed{answer} \boxed{} \frac{nu}{mu} \sqrt[3]{xi} {question}", ""),
+        (r"\{nu\} x^{nu} x_{nu} {x} {} {1} {a, bc} \frac{\sqrt{2}}{nu} {question}", ""),
+        ("{{ question }} {% raw %}{answer}{% endraw %} {# {topic} #}", ""),
+    ],
+)
+def test_a_placeholder_that_a_template_does_not_fill_in_is_named(text, named):
+    _, refused = tried(lambda: template_named(OWN + text))
+    assert "".join(refused).rpartition(" holds ")[2].partition("; what")[0] == named
