@@ -104,14 +104,14 @@ def read_description(folder: Path) -> ModelDescription:
     ------
     CheckpointError
         When `config.json` is missing or broken, its quantisation is not one read here, an adapter
-        lies beside it, `generation_config.json` is broken, or one of such files is a broken link.
+        lies beside it, `generation_config.json` is broken, or one of such files is no file.
     ValueError
         When the architecture is not one that this project builds, or attends otherwise than
         causally over all positions.
     """
-    for link in sorted(path for path in folder.glob("*") if path.suffix in _DESCRIBING):
-        if link.is_symlink() and not link.exists():  # as in a hub's cache of which a part is gone
-            raise CheckpointError(f"{link} is a link to nothing; the file is needed")
+    for path in sorted(p for p in folder.glob("*") if p.suffix in _DESCRIBING and not p.is_file()):
+        what = "no plain file" if path.exists() else "a link to nothing"
+        raise CheckpointError(f"{path} is {what}; the file is needed")
     path = folder / "config.json"
     adapter = (folder / "adapter_config.json").is_file()
     if not path.is_file():
