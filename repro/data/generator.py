@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from repro.data.problem import Problem, Split
-from repro.spec.checks import require, require_choice
+from repro.spec.checks import check_value, require
 from repro.spec.config import derive_seed
 
 Operator = Literal["+", "-", "*"]
@@ -202,7 +202,7 @@ def iterate_word_problems(
     config: GeneratorConfig = DEFAULT_GENERATOR,
 ) -> Iterator[WordProblem]:
     """Yield problems of `split`, no question twice; `ValueError` where there are no more."""
-    require_choice("split", split, Split)
+    check_value(split, Split, "split")
     chosen_levels = tuple(levels) or config.levels
     unknown = sorted(set(chosen_levels) - set(config.levels))
     require(not unknown, f"level {unknown} is asked for; the generator has {config.levels}")

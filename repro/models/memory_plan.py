@@ -41,7 +41,7 @@ from dataclasses import dataclass
 
 from repro.models.decoder import LINEARS
 from repro.spec.arm import Arm, OptimizerName, RolloutAdapter, WeightFormat
-from repro.spec.checks import require, require_choice
+from repro.spec.checks import check_value, require
 from repro.spec.config import OPENING_TOKENS, TrainScale
 from repro.spec.shapes import DecoderShape, shape_of_checkpoint
 
@@ -138,9 +138,9 @@ class StepShape:
     rollout_adapter: RolloutAdapter = "apart"
 
     def __post_init__(self) -> None:
-        require_choice("weight format", self.weight_format, WeightFormat)
-        require_choice("optimizer", self.optimizer, OptimizerName)
-        require_choice("rollout adapter", self.rollout_adapter, RolloutAdapter)
+        check_value(self.weight_format, WeightFormat, "weight format")
+        check_value(self.optimizer, OptimizerName, "optimizer")
+        check_value(self.rollout_adapter, RolloutAdapter, "rollout adapter")
         require(
             self.rollout_adapter == "apart" or self.weight_format == "bf16",
             f"the weight format is {self.weight_format}; a folded adapter needs bf16",

@@ -59,7 +59,7 @@ from repro.models.planted_rounding import RoundedSource
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.sharding import Shards
 from repro.spec.arm import PlantedRounding, Training, WeightFormat
-from repro.spec.checks import require, require_choice
+from repro.spec.checks import check_value, require
 from repro.spec.facts import Facts
 from repro.spec.tier import usable_bytes
 
@@ -362,8 +362,8 @@ def base_bytes(model: nn.Module) -> int:
 
 
 def _require_arguments(weight_format: str, training: str, norms_trained: bool) -> None:
-    require_choice("weight_format", weight_format, WeightFormat)
-    require_choice("training", training, Training)
+    check_value(weight_format, WeightFormat, "weight_format")
+    check_value(training, Training, "training")
     if training == "full" and weight_format != "bf16":
         raise ValueError(f"full training needs bf16 weights; weight_format is {weight_format!r}")
     if norms_trained and training != "lora":

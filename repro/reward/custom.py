@@ -41,6 +41,7 @@ CustomReward = Callable[..., Sequence[float | None]]
 _LARGEST = 1e15
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _TRIAL = ("<think>3 + 4 = 7</think><answer>7</answer>", "I do not know.")
+_RETURNED = 107  # the exit code of a copy that came to the end of a trial
 _TRIAL_COLUMNS = {"answers": ["7", "7"], "prompts": ["What is 3 + 4?"] * 2}
 
 
@@ -56,10 +57,10 @@ def reward_named(named: str) -> RewardFunction:
         bool(colon and module_name and function_name),
         f"--reward {named}: needs module:function, such as my_rewards:reward",
     )
-    module = _imported(module_name)
+    module = in_a_copy(named, lambda: _imported(module_name))
     function = function_of(module, function_name)
     if not (columns_asked(function) or _takes_all(function)):
-        pay(function, _TRIAL, _TRIAL_COLUMNS, named)
+        in_a_copy(named, lambda: pay(function, _TRIAL, _TRIAL_COLUMNS, named))
     return RewardFunction(
         module=module_name, function=function_name, source_sha256=source_digest(module)
     )
@@ -80,7 +81,19 @@ def load_reward(stated: RewardFunction) -> CustomReward:
 def try_reward(stated: RewardFunction, columns: Mapping[str, Sequence[Any]]) -> None:
     """Raise `ValueError` unless a reward pays completions of two problems with these columns."""
     named = f"{stated.module}:{stated.function}"
-    pay(load_reward(stated), _TRIAL[: len(columns["answers"])], columns, named)
+    completions = _TRIAL[: len(columns["answers"])]
+    in_a_copy(named, lambda: pay(load_reward(stated), completions, columns, named))
+
+
+def in_a_copy(named: str, call: Callable[[], Any]) -> Any:
+    """Call a user's code where it may end its process, in a copy of this one; then here."""
+    if not (child := os.fork()):
+        with suppress(BaseException):  # is said by the second call
+            call()
+        os._exit(_RETURNED)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    require(code == _RETURNED, f"reward {named} must return; its process ended, exit code {code}")
+    return call()
 
 
 def _takes_all(function: CustomReward) -> bool:
@@ -136,7 +149,7 @@ def _theirs(what: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise ValueError(f"{what} raised {type(error).__name__}: {error}") from error
+        raise ValueError(f"{what} raised {shown(error, 300)}") from error
 
 
 def source_digest(module: ModuleType) -> str:
@@ -179,10 +192,9 @@ def function_of(module: ModuleType, name: str) -> CustomReward:
 def _number(value: Any, named: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, numbers.Real):
+    with _theirs(f"reward {named}"), suppress(OverflowError):
         # As a float: in NumPy's float16 the bound itself is infinite.
-        with suppress(OverflowError):
-            if abs(number := float(value)) <= _LARGEST:
-                return number
+        if isinstance(value, numbers.Real) and abs(number := float(value)) <= _LARGEST:
+            return number
     needed = f"a number from {-_LARGEST:g} to {_LARGEST:g}, or None"
     raise ValueError(f"reward {named} returned {shown(value)}; needed is {needed}")

@@ -31,7 +31,7 @@ from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.custom import CustomReward, pay
 from repro.reward.grader import Grade, GraderPool, Status
 from repro.spec.arm import RewardKind
-from repro.spec.checks import require_choice
+from repro.spec.checks import check_value
 from repro.spec.config import derive_seed
 
 RANDOM_PROBABILITY = 0.3
@@ -88,7 +88,7 @@ def score(
     own, columns
         A user's function that pays instead of `kind`, and what else it may ask for, B entries each.
     """
-    require_choice("reward", kind, RewardKind)
+    check_value(kind, RewardKind, "reward")
     grades, lenient_grades = both_grades(texts, golds, pool, reads)
     accuracy = [grade.accuracy for grade in grades]
     formats = [float(READINGS[reads].format_ok(text)) for text in texts]

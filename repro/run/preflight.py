@@ -26,7 +26,7 @@ from typing import Any, cast
 from repro.data.load import is_generated, require_declared
 from repro.data.prompts import template_named
 from repro.models.memory_plan import training_memory
-from repro.reward.custom import load_reward
+from repro.reward.custom import in_a_copy, load_reward
 from repro.run.data_check import problems_of, reads_of, require_prompts
 from repro.run.disk import free_bytes, size
 from repro.run.present_card import (
@@ -116,7 +116,7 @@ def _named_refusal(run: RunConfig) -> str | None:
         )
         shape_of_checkpoint(scale.checkpoint)  # its config has a decoder's sizes
         if run.arm.reward_function is not None:
-            load_reward(run.arm.reward_function)
+            in_a_copy(run.arm.reward_function.module, partial(load_reward, run.arm.reward_function))
         if _is_here(bare) and _prompts_of(bare) not in _own_prompts():
             checked_folder(bare)
         template_named(scale.prompt_template)

@@ -140,7 +140,10 @@ def shown(value: Any, most: int = _SHOWN_CHARACTERS) -> str:
     """Return a value as a message names it, cut after `most` characters."""
     if isinstance(value, int) and value.bit_length() > 4 * most:
         return f"a number of {value.bit_length()} bits"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - of a user's own class
+        text = f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= most else f"{text[:most]}..."
 
 
@@ -162,14 +165,6 @@ def tried(*checks: Callable[[], Any]) -> tuple[list[Any], list[str]]:
             found.append(None)
             refused.append(str(error))
     return found, refused
-
-
-def require_choice(name: str, value: object, choices: object) -> None:
-    """Raise `ValueError` unless `value` is one of the literal type's choices."""
-    allowed = get_args(choices)
-    require(
-        value in allowed, f"{name} is {value!r}; it must be one of {', '.join(map(str, allowed))}"
-    )
 
 
 # Most names that a sentence lists whole, and how many of more.
