@@ -47,7 +47,7 @@ def body(runs, folder, records, progress, should_stop, threads):
         policy.model.double()
     counted = sum(p.numel() for p in policy.model.parameters())
     if ranks.world > 1:
-        shard(policy, ranks.devices, asked["optimizer"])
+        shard(policy, None, asked["optimizer"])  # by gloo, where there are GPUs, too
     else:
         module.trainable_parameters = lambda policy: dict(policy.model.named_parameters())
     learner = learner_of(run, policy, None, micro_tokens=60, ranks=ranks)
