@@ -8,7 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from repro.spec.tier import cuda_devices
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Commands take every core for each of their processes. Beside another test process such threads
+# wait for one another most of the time, and all that runs then is many times slower.
+os.environ.setdefault("OMP_THREAD_LIMIT", "1024" if cuda_devices() else "1")
 
 import pytest
 import torch
@@ -20,6 +25,10 @@ from repro.spec.tier import Tier
 from tests.groups import pytest_xdist_make_scheduler
 
 __all__ = ["pytest_xdist_make_scheduler"]  # a hook: pytest finds it by its name
+
+
+# The order of floating-point sums depends on it.
+torch.set_num_threads(1)
 
 
 def _poison(tensor: torch.Tensor) -> torch.Tensor:
@@ -92,13 +101,11 @@ def device_memory_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Fix the number of threads, on which the order of floating-point sums depends."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Take back the threads that a command took for itself in this process."""
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

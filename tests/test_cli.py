@@ -1,4 +1,4 @@
-"""The command line as a user meets it, in processes of its own."""
+"""The command line as a user meets it: what it prints, how soon, and what it imports for that."""
 
 import json
 import os
@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from unittest.mock import Mock
 
-import pytest
-
 from repro.__main__ import main
 from repro.targets import TARGETS, find
 
@@ -18,16 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SLACK = 3.0
 
 
-def repro(*arguments, **variables):
-    return subprocess.run(
-        [sys.executable, "-m", "repro", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        check=False,
-        timeout=120,
-    )
+def said_by(capsys, *words, status=0):
+    """Return what a command prints, which must end with a status."""
+    assert main(words) == status
+    return capsys.readouterr().out
 
 
 def quickest(command, repeats=5):
@@ -49,14 +41,12 @@ def test_importing_the_package_costs_next_to_nothing():
     assert ours - bare < 0.1
 
 
-@pytest.mark.parametrize(
-    "command", ["list", "plan table1 --tier smoke", "check table1 --tier smoke"]
-)
-def test_a_command_on_records_needs_no_torch(command, tmp_path):
+def test_commands_on_records_need_no_torch(tmp_path):
     code = (
         "import sys; from repro.__main__ import main\n"
-        f"main({command.split()!r})\n"
-        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), 'heavy import'\n"
+        "for command in ('list', 'plan table1 --tier smoke', 'check table1 --tier smoke'):\n"
+        "    main(command.split())\n"
+        "    assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), command\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -69,51 +59,46 @@ def test_a_command_on_records_needs_no_torch(command, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_list_shows_every_table_and_figure_of_the_paper():
-    first, *others = repro("list", "--all").stdout.split("\n\n")
-    short = repro("list").stdout
-    names = [line.split()[0] for line in short.split("\n\n")[0].splitlines()[1:]]
+def test_list_shows_every_table_and_figure_of_the_paper(capsys):
+    every, short = said_by(capsys, "list", "--all"), said_by(capsys, "list")
+    first, others = (part.splitlines()[1:] for part in short.split("\n\n")[:2])
+    names = [line.split()[0] for line in first]
     tables = [f"table{number}" for number in range(1, 10)]
     assert names == tables + [f"figure{number}" for number in range(1, 18)]
-    assert all(f"\n  {target.name} " in "\n".join([first, *others]) for target in TARGETS)
-    counts = [line.split()[0] for line in short.split("\n\n")[1].splitlines()[1:]]
-    assert sum(map(int, counts)) == len(TARGETS) - len(names)
+    assert all(f"\n  {target.name} " in every.replace("\n\n", "\n") for target in TARGETS)
+    assert sum(int(line.split()[0]) for line in others) == len(TARGETS) - len(names)
 
 
 def test_plan_says_runs_time_memory_disk_and_downloads(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("REPRO_RUNS", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    main(["plan", "table1", "--tier", "smoke"])
-    text = capsys.readouterr().out
+    text = said_by(capsys, "plan", "table1", "--tier", "smoke")
     runs = 3 * len(find("table1").arms)
     assert f"(0 recorded, {runs} to do)" in text
     for word in ("timed     median of 60", "memory", "disk", "downloads none"):
         assert word in text
-    main(["plan", "table1", "--tier", "paper"])
-    paper = capsys.readouterr().out
+    paper = said_by(capsys, "plan", "table1", "--tier", "paper")
     assert "Qwen/Qwen2.5-7B-Instruct (15.2 GB)" in paper
     assert (paper.count("not timed\n"), paper.count("h, priced\n")) == (7, 5)
     (one_run,) = [line for line in paper.splitlines() if line.startswith("  one run   ")]
     assert "(bf16_full) of memory" in one_run
 
 
-def test_check_without_records_says_not_run_and_that_it_could_not_judge(tmp_path):
-    done = repro("check", "table1", "--tier", "smoke", "--json", "--runs", str(tmp_path))
-    assert done.returncode == 2
-    verdicts = json.loads(done.stdout)[0]["verdicts"]
+def test_check_without_records_says_not_run_and_that_it_could_not_judge(tmp_path, capsys):
+    line = ("check", "table1", "--tier", "smoke", "--json", "--runs", str(tmp_path))
+    verdicts = json.loads(said_by(capsys, *line, status=2))[0]["verdicts"]
     statuses = {verdict["about"]: verdict["status"] for verdict in verdicts}
     assert statuses == {"claim": "not addressed", "mechanism": "not run", "expectation": "not run"}
     assert all(verdict["sentence"] for verdict in verdicts)
 
 
-def test_check_ends_with_a_sentence_and_states_the_papers_claims_first():
-    done = repro("check", "table1", "--tier", "smoke", "--blessed")
-    lines = done.stdout.splitlines()
+def test_check_ends_with_a_sentence_and_states_the_papers_claims_first(capsys):
+    said = said_by(capsys, "check", "table1", "--tier", "smoke", "--blessed")
     count = sum(not claim.mechanism for claim in find("table1").claims)
     larger = f"{count} claims of the paper need a larger model (--tier paper)."
-    assert lines[-1] == f"All checks of the machinery passed. {larger}"
-    assert max(map(len, lines)) == 120
-    assert done.stdout.index("not tested") < done.stdout.index("about the")
+    assert said.splitlines()[-1] == f"All checks of the machinery passed. {larger}"
+    assert max(map(len, said.splitlines())) == 120
+    assert said.index("not tested") < said.index("about the")
 
 
 def test_a_reader_that_leaves_early_ends_check_quietly():
@@ -141,5 +126,6 @@ def test_an_interrupt_is_a_sentence_and_a_closed_output_no_fault(monkeypatch, ca
 
 
 def test_a_target_without_claims_says_so(capsys):
-    main(["check", "memory_formats", "--tier", "systems", "--blessed"])
-    assert "no claim" in capsys.readouterr().out
+    assert "no claim" in said_by(
+        capsys, "check", "memory_formats", "--tier", "systems", "--blessed"
+    )

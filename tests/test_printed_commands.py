@@ -165,9 +165,8 @@ def test_the_first_command_ends_as_readme_shows():
     assert f"\n{ending(stored(['table1'], 'smoke'))}\nnox > " in text
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/systems.md"])
-def test_pages_are_written_again(page, tmp_path):
-    copy = tmp_path / page
-    copy.parent.mkdir(exist_ok=True)
-    shutil.copy(ROOT / page, copy)
+def test_a_page_is_written_again(tmp_path):
+    page = ROOT / "docs" / "systems.md"
+    copy = shutil.copy(page, tmp_path)
     assert main(["report", "--readme", str(copy)]) == 0
+    assert copy.read_bytes() == page.read_bytes()

@@ -5,6 +5,7 @@ import functools
 import multiprocessing
 import os
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -35,8 +36,8 @@ def made_up_commits(monkeypatch):
     monkeypatch.setattr(origins, "_committed", committed)
 
 
-@pytest.fixture
-def warm_workers(monkeypatch):
+@contextmanager
+def forked_workers():
     """Fork workers off a process that has imported what training needs: 8 s less for each.
 
     For tests of what runs leave, and of workers that die or get signals once they are at work. How
@@ -44,10 +45,13 @@ def warm_workers(monkeypatch):
     Beside a GPU workers start afresh: what the server imports begins CUDA, which no fork survives.
     """
     if torch.cuda.is_available():
+        yield
         return
     server = multiprocessing.get_context("forkserver")
     # Nothing of this project: a worker's modules are those of its own start.
-    server.set_forkserver_preload(["transformers.models.qwen2.modeling_qwen2", "peft"])
+    server.set_forkserver_preload(
+        ["transformers.models.qwen2.modeling_qwen2", "peft.tuners.lora.bnb"]
+    )
 
     def process(target, args, **more):
         # A forked process has its server's environment; a fresh one would have this one's.
@@ -56,7 +60,15 @@ def warm_workers(monkeypatch):
 
     forking = SimpleNamespace(Pipe=server.Pipe, Process=process)
     by_fork = SimpleNamespace(get_context=lambda method: forking)
-    monkeypatch.setattr(workers, "multiprocessing", by_fork)
+    with mock.patch.object(workers, "multiprocessing", by_fork):
+        yield
+
+
+@pytest.fixture
+def warm_workers():
+    """Let a test's workers be forked."""
+    with forked_workers():
+        yield
 
 
 @pytest.fixture(scope="session")

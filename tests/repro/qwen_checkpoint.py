@@ -1,41 +1,24 @@
 """Checkpoint folders as the hub has them, without the hub: layout, shards, tokenizer, template.
 
-Small ones are made by transformers itself, for tests. Full-size ones have a published model's
-shapes with random weights and are written shard by shard, one tensor at a time, so that a 32B model
-passes through a process of a few GB. They learn nothing; what they prove is the way of a real
-checkpoint: disk, quantisation, steps, evaluation, record.
-
-    python -m tests.repro.qwen_checkpoint qwen2.5-7b FOLDER
-    python -m tests.repro.qwen_checkpoint qwen2.5-32b FOLDER --format nvfp4
-    python -m tests.repro.qwen_checkpoint --hub FOLDER
-
-The last writes a hub cache of small data sets under the published names (`HF_HUB_CACHE=FOLDER`),
-with as many rows as the pinned revisions have.
+Small ones are made by transformers itself; they learn nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from repro.data.generator import generate_problems
 from repro.data.problem import Problem
 from repro.data.prompts import PAPER_SUFFIX, render
 from repro.data.public import PUBLIC_SETS, file_of
-from repro.models.checkpoint import write_json, write_shards
-from repro.models.decoder import is_projection
-from repro.models.files import stored_layouts
-from repro.models.loading import build_on_meta, expected_specs
-from repro.models.random_policy import random_weight, shape_config
+from repro.models.checkpoint import write_json
 from tests.repro.architectures import CLASSES
 
 # Qwen2's rules: how text is cut before byte-level merges, and its control tokens.
@@ -55,8 +38,6 @@ _TEMPLATE = (
     "{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
-# As the published 7B checkpoint is cut.
-_SHARD_BYTES = 4 * 10**9
 # Small enough for tests, large enough for every format's blocks; the vocabulary is padded beyond
 # the tokenizer's, as Qwen2.5's is.
 SMALL: dict[str, Any] = {
@@ -154,53 +135,6 @@ def _teach(model: Any, tokenizer: Any, lessons: int) -> None:
         optimizer.zero_grad()
 
 
-def write_full(
-    folder: Path,
-    shape: str | dict[str, Any],
-    stored_format: str | None,
-    device: str = "cpu",
-    shard_bytes: int = _SHARD_BYTES,
-) -> list[Path]:
-    """Write a folder of a model's shapes with random weights, shard by shard; return the shards.
-
-    Parameters
-    ----------
-    shape
-        A name that `repro.models.random_policy.shape_config` knows, or config values.
-    stored_format
-        `nvfp4`, `mxfp4` or `nf4` stores codes; None stores 16-bit weights.
-    device
-        Where values are drawn.
-    """
-    values = shape_config(shape) if isinstance(shape, str) else dict(shape)
-    folder.mkdir(parents=True)
-    write_tokenizer(folder)
-    config = values | {"dtype": "bfloat16"}
-    if stored_format is not None:
-        config["quantization_config"] = stored_layouts.quantization_config(stored_format)
-    write_json(folder / "config.json", config)
-    model = build_on_meta(AutoConfig.for_model(**values))
-    tensors = _drawn(model, stored_format, torch.Generator(device).manual_seed(0))
-    return [folder / name for name in write_shards(folder, tensors, shard_bytes)]
-
-
-def _drawn(
-    model: torch.nn.Module, stored_format: str | None, generator: torch.Generator
-) -> Iterator[tuple[str, Tensor]]:
-    """Draw a folder's tensors one after another."""
-    for name, spec in expected_specs(model, None).items():
-        projection, _, leaf = name.rpartition(".")
-        if stored_format and leaf == "weight" and is_projection(projection):
-            N, K = spec.shape
-            weight = random_weight(stored_format, N, K, generator).to("cpu")
-            yield from stored_layouts.packed_tensors(projection, weight).items()
-            continue
-        value = torch.empty(spec.shape, dtype=torch.bfloat16, device=generator.device)
-        value.normal_(0.0, 0.02, generator=generator)
-        # Gains scatter about one; everything else about zero.
-        yield name, (value + 1 if "norm" in name else value).cpu()
-
-
 def write_hub(
     folder: Path, rows: Mapping[str, int] | None = None, names: Sequence[str] = tuple(PUBLIC_SETS)
 ) -> None:
@@ -252,25 +186,3 @@ def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.Table.from_pylist(rows), path)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Write what the command line names."""
-    parser = argparse.ArgumentParser(description="Checkpoint folders with random weights.")
-    parser.add_argument("shape", nargs="?", help="such as qwen2.5-7b")
-    parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--format", choices=("nvfp4", "mxfp4", "nf4"), help="default: 16 bits")
-    parser.add_argument("--hub", type=Path, metavar="FOLDER", help="write data sets there")
-    args = parser.parse_args(arguments)
-    if args.hub:
-        write_hub(args.hub)
-    if args.shape:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        shards = write_full(args.folder, args.shape, args.format, device)
-        nbytes = sum(path.stat().st_size for path in shards)
-        sys.stdout.write(f"{args.folder}: {len(shards)} shards, {nbytes / 1e9:.2f} GB\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

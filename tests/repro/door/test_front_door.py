@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from repro.run.places import runs_folder
 from repro.spec.arm import DAPO, GSPO
 from repro.spec.tier import CudaDevice, Tier
 from repro.targets import TARGETS
+from tests.repro.conftest import forked_workers
 
 SMALL = ("steps=3", "optimizer.warmup_steps=1", "prompts_per_rollout=4", "data.test_problems=8")
 LINE = ("--model", "tiny", "--data", "generated", *(w for text in SMALL for w in ("--set", text)))
@@ -44,12 +46,11 @@ def record_of(selection, runs):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Return a folder in which the command trained and exported, by workers of its own."""
+    """Return a folder in which the command trained and exported."""
     folder = tmp_path_factory.mktemp("trained")
-    command = [sys.executable, "-m", "repro", "train", *LINE, "--runs", "runs", "--out", "adapter"]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    (folder / "printed").write_text(ended.stdout)
-    assert ended.returncode == 0, ended.stderr
+    line = ["train", *LINE, "--runs", str(folder / "runs"), "--out", str(folder / "adapter")]
+    with (folder / "printed").open("w") as file, redirect_stdout(file), forked_workers():
+        assert main(line) == 0
     return folder
 
 

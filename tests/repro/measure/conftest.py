@@ -22,18 +22,9 @@ from repro.rl.training_state import TrainState, fresh_state
 from repro.rollout.engine import Engine
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.targets.steps import NVFP4
+from tests.repro.architectures import qwen2_shape
 
-SHAPE = {
-    "model_type": "qwen2",
-    "vocab_size": 2048,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
+SHAPE = qwen2_shape(64, layers=2, vocabulary=2048) | {"max_position_embeddings": 512}
 
 
 def prepared(

@@ -8,7 +8,6 @@ import os
 import pytest
 from rich.console import Console
 
-from repro.__main__ import main
 from repro.evidence.record import find_record, iterate_records, read_record
 from repro.run.execute import execute
 from repro.run.several_ranks.room import Room
@@ -120,13 +119,6 @@ def test_a_stopped_table_keeps_its_recorded_arm_and_measures_the_other_from_its_
     assert (outcome.before, outcome.finished, outcome.left) == (2, 2, 0)
     assert [arm for _, arm in calls(runs)] == [FIRST, SECOND, SECOND]
     assert {path: path.read_bytes() for path in kept} == kept
-
-
-def test_measurements_do_not_go_side_by_side(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("repro.run.execute.require_ready", lambda *a, **m: None)
-    arguments = ["run", "rollout", "--tier", "systems", "--runs", str(tmp_path / "runs")]
-    assert main([*arguments, "--workers", "2"]) == 2
-    assert "--workers 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

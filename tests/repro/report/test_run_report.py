@@ -152,7 +152,7 @@ def test_pictures_are_drawn_beside_the_report_and_the_papers_panels_apart(
     table1_records, tmp_path, monkeypatch, every_blessed
 ):
     monkeypatch.setattr("figures.__main__.blessed_checks", lambda expected: every_blessed)
-    table1_records(tmp_path)
+    table1_records(tmp_path, seeds=2)
     draw_reported(build_parser().parse_args(["report", "--runs", str(tmp_path)]))
     drawn = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {name for name in drawn if name.endswith("png")} == {
