@@ -271,7 +271,6 @@ def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path):
         # The list of checksums may be written in another way and say the same.
         if content == files[name] or (said is None and name == SUMS):
             return
-        assert said is not None
         assert str(tmp_path) in said
 
     check()
@@ -485,7 +484,6 @@ def test_a_broken_tokenizer_is_refused_or_tokenises(tmp_path, data):
         tokenizer = load_tokenizer(tmp_path)
         problem = Problem(id="a", question="How many are 3 + 4?", answer="7")
         ids = render(problem, "tiny", tokenizer)
-        assert tokenizer is not None
         assert all(isinstance(number, int) for number in ids)
         tokenizer.batch_decode([ids], skip_special_tokens=True)
 
@@ -508,7 +506,6 @@ CHAT = (
 @given(st.lists(st.sampled_from(CHAT) | st.text(max_size=3), max_size=6).map("".join))
 def test_any_chat_template_renders_or_is_refused(template):
     tokenizer = load_tokenizer(TINY_FOLDER)
-    assert tokenizer is not None
     tokenizer.chat_template = template
     problem = Problem(id="a", question="How many are 3 + 4?", answer="7")
     said = refusal(lambda: render(problem, "boxed", tokenizer), ValueError)

@@ -167,6 +167,6 @@ def test_the_first_command_ends_as_readme_shows():
 
 def test_a_page_is_written_again(tmp_path):
     page = ROOT / "docs" / "systems.md"
-    copy = shutil.copy(page, tmp_path)
+    copy = Path(shutil.copy(page, tmp_path))
     assert main(["report", "--readme", str(copy)]) == 0
     assert copy.read_bytes() == page.read_bytes()

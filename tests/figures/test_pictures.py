@@ -60,7 +60,6 @@ def test_a_curve_is_the_mean_over_seeds_with_its_interval():
 def test_every_run_is_a_thin_line_behind_the_mean(seeds, steps):
     checked = learnt(seeds, steps)
     figure = curves.training(checked, "accuracy", "a title", "a unit")
-    assert figure is not None
     (axes,) = figure.axes
     assert axes.get_title(loc="left") == f"BF16, LoRA: {seeds} seed" + ("s" if seeds > 1 else "")
     *runs, mean = axes.lines
@@ -83,7 +82,6 @@ def test_every_run_is_a_thin_line_behind_the_mean(seeds, steps):
 def test_an_arms_panel_has_the_means_of_those_that_it_is_compared_with(checks_of):
     (checked,) = checks_of("table1_coder_0_5b", device=H100)
     figure = curves.training(checked, "entropy", "a title", "a unit")
-    assert figure is not None
     panels = {axes.get_title(loc="left").split(":")[0]: axes for axes in figure.axes}
     beside = {arm: {f"{line.get_label()}" for line in panel.lines} - {"a run", "mean of the runs"}
               for arm, panel in panels.items()}  # fmt: skip
@@ -128,7 +126,6 @@ def test_memory_shows_measured_peak_plan_and_limits(checks_of):
     assert (small.budget, small.most) == (32.0, 32.0)
     (record,) = [r for c in checks for r in c.evidence.every_record() if r.target != "memory"]
     assert small.measured * 1e9 == pytest.approx(record.value("peak_bytes_32b_32gb"))
-    assert small.planned is not None
     assert small.planned * 1e9 == pytest.approx(record.value("predicted_bytes_32b_32gb"))
     assert [row.size for row in rows] == sorted((row.size for row in rows), reverse=True)
 
@@ -145,7 +142,6 @@ def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor(checks
 
 def test_rises_of_entropy_are_those_of_the_dose_beside_the_papers(checks_of):
     figure = intervals.dose(*checks_of("dose_coder_0_5b", device=H100), EXPECTED, "a title")
-    assert figure is not None
     left, _ = figure.axes
     names = [label.get_text() for label in left.get_yticklabels()]
     means = [line.get_xdata()[0] for line in left.lines if line.get_marker() == "o"]

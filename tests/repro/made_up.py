@@ -172,7 +172,6 @@ def _inputs(run: RunConfig) -> dict[str, str]:
 
 def _facts(run: RunConfig) -> dict[str, Any]:
     shape = shape_by_name(run.scale.checkpoint)
-    assert shape is not None
     arm, linears = run.arm, 7 * shape.layers
     facts: dict[str, Any] = {
         "linears": {arm.weight_format: linears},

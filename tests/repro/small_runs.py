@@ -100,7 +100,6 @@ def train_alone(
     **hooks: Any,
 ) -> TrainResult:
     """Train a policy; `hooks` are fields of `Hooks`."""
-    assert policy.tokenizer is not None
     source = PromptSource(problems, policy.tokenizer, run)
 
     def scored(request: GradingRequest) -> Rewards:

@@ -1,33 +1,25 @@
 """What a run is asked by its scale: the ceiling for untrained arms alone."""
 
+import dataclasses
+
 import pytest
 
 from repro.evaluate.scale_evaluator import ScaleEvaluator, mean_tokens
 from repro.rl.collect import GradingRequest
-from repro.spec.config import (
-    DataConfig,
-    EvaluationConfig,
-    LearningRates,
-    OptimizerConfig,
-    SamplingConfig,
-    TrainScale,
-)
+from repro.spec.config import EvaluationConfig, SamplingConfig
 from tests.repro.evaluate.small import Writer, problem
+from tests.repro.procedures import conftest
 from tests.repro.small_runs import small_run
 
-SCALE = TrainScale(
-    checkpoint="tiny",
-    data=DataConfig(source="generated"),
+SCALE = dataclasses.replace(
+    conftest.SCALE,
     steps=1,
     prompts_per_rollout=1,
     group_size=2,
-    optimizer=OptimizerConfig(
-        learning_rates=LearningRates(lora_16bit=1e-3, lora_4bit=1e-3, full=1e-3)
-    ),
-    rollout=SamplingConfig(max_new_tokens=48),
-    prompt_template="tiny",
     max_prompt_tokens=99,
+    rollout=SamplingConfig(max_new_tokens=48),
     evaluation=EvaluationConfig(samples=2, sampling=SamplingConfig(max_new_tokens=48)),
+    test_sets=(),
 )
 TEST = [problem("1+2?", "3"), problem("2+2?", "4")]
 FURTHER = {"hard": [problem("3+2?", "5")]}

@@ -27,7 +27,6 @@ def test_the_first_test_at_the_score_counts_by_the_mean_seconds_of_a_step():
 def test_a_run_that_ended_at_its_score_has_the_seconds_that_it_counted():
     record = made(test_steps=[50], test_accuracy_greedy=[36.0], test_seconds=[321.4])
     reached = score_reached.score_reached(record, 35)
-    assert reached is not None
     assert reached.text() == "321 seconds from a cold start to 36.0 % (greedy, held-out), 50 steps"
 
 

@@ -37,7 +37,6 @@ def test_records_are_as_before_beside_themselves_blessed(table1_records, tmp_pat
     records = blessed_records(expected, Tier.SMOKE, "table1")
     assert commits_of(records) == {"0" * 40: [0, 1, 2, 3, 4]}
     checked = check_selection(SELECTION, runs, expected)
-    assert checked.as_before is not None
     assert checked.as_before.counts() == {"unchanged": len(checked.as_before.rows)}
     # What belongs to a machine is not compared where no device is named.
     metrics = {row.metric for row in checked.as_before.rows}
@@ -64,12 +63,10 @@ def test_a_result_that_is_not_as_before_is_worse_unless_it_is_better(
     for name, points in (("worse", -20.0), ("better", 5.0)):
         table1_records(tmp_path / name, by(points), 3)
     worse = check_selection(SELECTION, tmp_path / "worse", expected)
-    assert worse.as_before is not None
     lost = {(row.arm, row.metric, row.verdict) for row in worse.as_before.worse}
     assert lost == {("nf4_lora", name, "regressed") for name in ("accuracy", "working_rate")}
     assert exit_status([worse]) == 1
     better = check_selection(SELECTION, tmp_path / "better", expected)
-    assert better.as_before is not None
     assert better.as_before.counts()["improved"] >= 1
     assert exit_status([better]) == 0
 

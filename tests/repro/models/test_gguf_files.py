@@ -431,7 +431,6 @@ def test_commands_take_a_file_for_a_folder(llama, tmp_path, capsys):
     path = llama()
     assert model_source(str(path)) == str(path)
     shape = shape_of_checkpoint(str(path))
-    assert shape is not None
     assert (shape.layers, shape.tied) == (2, True)
     facts = load_policy(path, weight_format="nvfp4").facts
     assert facts["gguf"]["types_in_the_file"] == {"F16": 15, "F32": 5}

@@ -73,10 +73,14 @@ def test_start_depends_on_seed_and_module_but_not_on_the_format(make_checkpoint)
     assert not any(torch.equal(A, other[name]) for name, A in first.items())
 
 
-@pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
 @pytest.mark.parametrize(
-    ("alpha", "rslora", "scaling"),
-    [(4.0, False, 0.5), (8.0, False, 1.0), (16.0, False, 2.0), (8.0, True, 8 / math.sqrt(8))],
+    ("weight_format", "alpha", "rslora", "scaling"),
+    [
+        ("bf16", 4.0, False, 0.5),
+        ("bf16", 8.0, True, 8 / math.sqrt(8)),
+        ("nvfp4", 8.0, False, 1.0),
+        ("nvfp4", 16.0, False, 2.0),
+    ],
 )
 def test_saved_adapter_gives_the_same_logits_in_stock_peft(
     tmp_path, folder, token_ids, weight_format, alpha, rslora, scaling

@@ -51,7 +51,6 @@ def test_logits_and_gradients_are_those_of_the_kernels(linears, weight_format):
         assert isinstance(base, QuantizedLinear)
         assert base.weight_format == "nf4"
         assert base.device.type == "meta"  # no second copy of the codes
-        assert base.product is not None
         assert base.product.rollouts_too
 
 

@@ -62,7 +62,6 @@ def test_adapters_and_trained_norms_are_float32_masters_that_receive_gradients(
     assert logits.dtype == torch.bfloat16
     logits.float().square().mean().backward()
     for parameter in norms:
-        assert parameter.grad is not None
         assert bool(parameter.grad.abs().sum() > 0)
 
 

@@ -15,7 +15,6 @@ H100, CARD = 85_000_000_000, 24 * 2**30
 
 def of(target, tier, arm="nvfp4_lora"):
     memory = training_memory(find(target).arm(arm), find(target).scales[tier])
-    assert memory is not None
     return memory
 
 
@@ -85,7 +84,6 @@ def test_a_folder_trains_in_the_micro_batches_of_the_checkpoint_that_its_config_
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     folder = training_memory(arm, dataclasses.replace(scale, checkpoint=str(tmp_path), revision=""))
     assert folder == training_memory(arm, scale)
-    assert folder is not None
     fitting = folder.fitting(H100)
     assert fitting.micro_tokens > 16384
     assert fitting.kept_blocks == shape.layers
@@ -94,7 +92,6 @@ def test_a_folder_trains_in_the_micro_batches_of_the_checkpoint_that_its_config_
         json.dumps(config | {"vocab_size": 49152, "model_type": "llama"}), encoding="utf-8"
     )
     other = training_memory(arm, dataclasses.replace(scale, checkpoint=str(tmp_path)))
-    assert other is not None
     assert other.fitting(CARD).micro_tokens >= folder.fitting(CARD).micro_tokens
     # One whose shape is not known has none.
     assert training_memory(arm, find("table1").scales[Tier.SMOKE]) is None
@@ -105,8 +102,6 @@ def test_a_folded_adapter_takes_a_second_copy_of_the_projections() -> None:
         arm, scale = find(target).arm("bf16_lora"), find(target).scales[Tier.PAPER]
         folded = dataclasses.replace(arm, rollout_adapter="folded")
         apart, beside = training_memory(arm, scale), training_memory(folded, scale)
-        assert apart is not None
-        assert beside is not None
         shape = apart.step.shape
         images = 2 * shape.adapter_parameters(apart.step.rank)
         assert beside.least - apart.least == 2 * shape.projection_parameters() - images

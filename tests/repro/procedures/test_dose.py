@@ -40,7 +40,6 @@ def measured(arm, tmp_path, seed=0):
 
 def value(result, name):
     found = result.metrics[name].value
-    assert found is not None
     return found
 
 

@@ -40,7 +40,6 @@ def test_a_published_model_trains_on_a_device_in_the_micro_batches_that_its_plan
         assert not fitting
         return
     memory = training_memory(run.arm, run.scale)
-    assert memory is not None
     step = memory.fitting(H100_BYTES)
     assert fitting == {"micro_tokens": step.micro_tokens, "kept_blocks": step.kept_blocks}
     assert step.micro_tokens > run.scale.micro_batch_rows

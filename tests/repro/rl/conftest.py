@@ -203,7 +203,6 @@ class PlainSampler:
     """Samples through transformers' whole model, token by token: slow, and without any cache."""
 
     def __init__(self, policy):
-        assert policy.tokenizer is not None
         self.policy, self.end = policy, policy.tokenizer.eos_token_id
 
     @torch.no_grad()

@@ -76,7 +76,6 @@ def rollout_step():
     source = PromptSource(load_problems(data, "train"), policy.tokenizer, run)
     growing = GrowingRollout(run, source, step=0, draws=0)
     request = growing.request()
-    assert request is not None
     batch = TorchSampler(policy).sample(
         request.prompts, scale.rollout, group_size=5, seeds=request.seeds
     )

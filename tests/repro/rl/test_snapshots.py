@@ -86,7 +86,6 @@ def test_a_refused_snapshot_is_set_aside_and_the_good_one_before_it_stays(
     assert read_newest(tmp_path, check, sets_aside=False) is not None
     assert names(tmp_path) == ["step-00000005", "step-00000010"]
     newest_state = read_newest(tmp_path, check)
-    assert newest_state is not None
     step, (sentence,) = newest_state
     assert step == 5
     assert "step-00000010 was refused" in sentence

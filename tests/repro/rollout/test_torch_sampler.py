@@ -28,7 +28,6 @@ def tiny(weight_format="nvfp4", **how):
         "tiny", weight_format=weight_format, training="lora", lora_rank=4, lora_alpha=8.0, **how
     )
     problems = load_problems(DataConfig(source="generated", levels=(1,), train_problems=3), "train")
-    assert policy.tokenizer is not None
     return policy, [render(problem, "tiny", policy.tokenizer) for problem in problems]
 
 

@@ -39,12 +39,6 @@ def _plan(data):
     return selection.plan(1)
 
 
-def test_a_gold_that_can_never_be_paid_is_named_with_file_and_line(tmp_path):
-    folder = _folder(tmp_path / "set", ["1", "\\frac{1}{", "3"], ["4"])
-    [line] = data_lines(_plan(folder), named=True)
-    assert f"{folder / 'train.jsonl'}, line 2: gold '\\\\frac{{1}}{{'" in line
-
-
 def test_many_such_golds_are_counted_and_all_of_them_are_an_error(tmp_path):
     lines = data_lines(_plan(_folder(tmp_path / "many", ["}{"] * 9 + ["1"], ["4"])), named=True)
     assert len(lines) == 6
@@ -56,12 +50,13 @@ def test_many_such_golds_are_counted_and_all_of_them_are_an_error(tmp_path):
 @pytest.mark.parametrize(
     "gold",
     ["The answer is 4.", "Answer: 4", "4 (four)", "about 4 apples", "The answer is Evelyn.",
-     "\\text{She has } 4", "4, because 2+2=4", "18 thousand", "so it is 4"],
+     "\\text{She has } 4", "4, because 2+2=4", "18 thousand", "so it is 4",
+     "\\frac{1}{"],
 )  # fmt: skip
-def test_a_gold_of_which_only_its_own_words_are_paid_is_named(tmp_path, gold):
-    folder = _folder(tmp_path / "set", ["1", gold], ["4"])
+def test_a_gold_that_is_never_paid_or_by_its_own_words_alone_is_named(tmp_path, gold):
+    folder = _folder(tmp_path / "set", ["1", gold, "3"], ["4"])
     [line] = data_lines(_plan(folder), named=True)
-    assert f"train.jsonl, line 2: gold {gold!r}" in line
+    assert f"{folder / 'train.jsonl'}, line 2: gold {gold!r}" in line
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,6 @@ def test_a_run_leaves_a_line_a_step_equal_to_its_record_and_completions_change_n
     assert sum(table["advantage"][:group]) == pytest.approx(0.0, abs=1e-9)
     assert set(table["finish_reason"]) <= {"stop", "length"}
     tokenizer = load_tokenizer(TINY_FOLDER)
-    assert tokenizer is not None
     counted = len(tokenizer(table["text"][0], add_special_tokens=False)["input_ids"])
     assert table["tokens"][0] - counted in (0, 1)  # the end token, unless truncated
 

@@ -12,7 +12,6 @@ def cells(name):
 
 
 def paper(effect):
-    assert effect.paper is not None
     return effect.paper
 
 

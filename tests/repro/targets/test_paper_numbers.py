@@ -108,7 +108,6 @@ def test_the_paper_scale_of_table_1_is_table_4():
     cells = by_id("table4")
     scale = find("table1").scales[Tier.PAPER]
     arm: Arm = find("table1").arm("nvfp4_lora_aqn")
-    assert arm.noise is not None
     stated = {
         "learning_rate_4bit": scale.optimizer.learning_rates.lora_4bit,
         "learning_rate_bf16_lora": scale.optimizer.learning_rates.lora_16bit,
