@@ -41,9 +41,10 @@ def test_importing_the_package_costs_next_to_nothing():
     assert ours - bare < 0.1
 
 
-def test_commands_on_records_need_no_torch(tmp_path):
+def test_the_package_and_commands_on_records_need_no_torch(tmp_path):
     code = (
-        "import sys; from repro.__main__ import main\n"
+        "import repro, sys; from repro.__main__ import main\n"
+        "repro.train, repro.quantize\n"
         "for command in ('list', 'plan table1 --tier smoke', 'check table1 --tier smoke'):\n"
         "    main(command.split())\n"
         "    assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), command\n"

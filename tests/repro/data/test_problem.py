@@ -82,14 +82,6 @@ def test_a_broken_line_is_an_error_with_file_line_finding_and_need(tmp_path, lin
     assert len(text) < 500
 
 
-def test_an_empty_and_a_missing_file_are_errors_that_name_the_file(tmp_path):
-    (tmp_path / "train.jsonl").write_text("\n\n")
-    with pytest.raises(DataError, match=r"train\.jsonl: no problems found"):
-        problems_in(tmp_path / "train.jsonl")
-    with pytest.raises(DataError, match=r"test\.jsonl"):
-        problems_in(tmp_path / "test.jsonl")
-
-
 def test_what_other_programs_write_is_accepted_and_levels_are_read_as_math_writes_them(tmp_path):
     path = tmp_path / "train.jsonl"
     row = GOOD | {"subsets": ["addsub"], "question": "one\u2028line"}

@@ -1,7 +1,6 @@
 """`train`, `quantize` and `evaluate` of a model of one's own, by command and from Python."""
 
 import re
-import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -202,9 +201,7 @@ def qwen_7b(monkeypatch):
     return made
 
 
-def test_importing_the_package_brings_no_torch_and_its_functions_are_documented():
-    code = "import repro, sys; repro.train, repro.quantize; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_the_packages_functions_are_documented():
     assert "until" in str(front_door.train.__doc__)
     assert callable(repro.evaluate)
     assert runs_folder("somewhere") == Path("somewhere")

@@ -241,7 +241,11 @@ def test_a_record_has_the_devices_that_its_process_may_use(monkeypatch, tmp_path
 
 
 def test_a_device_is_named_as_folders_spell_it():
-    assert device_of({"gpu": [{"name": "NVIDIA H200"}]}) == "nvidia_h200"
+    environment = {"gpu": [{"name": "NVIDIA H200"}], "variables": {}}
+    assert device_of(environment) == "nvidia_h200"
+    # One that runs the kernels of other cards has a name of its own.
+    environment["variables"]["REPRO_KERNELS"] = "portable"
+    assert device_of(environment) == "nvidia_h200_portable"
     assert device_of({"gpu": []}) is None
     assert device_of({"gpu": {"failed": "x"}}) is None
 

@@ -149,10 +149,11 @@ def test_runs_whose_settings_cannot_be_read_back_are_named(table1_records, tmp_p
 
 
 def test_pictures_are_drawn_beside_the_report_and_the_papers_panels_apart(
-    table1_records, tmp_path, monkeypatch, every_blessed
+    made_up_record, tmp_path, monkeypatch, every_blessed
 ):
     monkeypatch.setattr("figures.__main__.blessed_checks", lambda expected: every_blessed)
-    table1_records(tmp_path, seeds=2)
+    for run in plan(find("table1"), Tier.SMOKE, 2, ["bf16_lora", "nvfp4_lora_aqn"]):
+        made_up_record(run).write(tmp_path)
     draw_reported(build_parser().parse_args(["report", "--runs", str(tmp_path)]))
     drawn = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {name for name in drawn if name.endswith("png")} == {

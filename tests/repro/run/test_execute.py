@@ -273,6 +273,7 @@ def test_problems_from_a_folder_go_the_whole_way(tmp_path, capsys):
     for split, count in (("train", 40), ("test", 20)):
         write_problems(folder / f"{split}.jsonl", generate_problems(split, count, seed=0))
     flags = ["--tier", "smoke", "--set", f"data.source=folder:{folder}", "--steps", "2"]
+    flags += ["--set", "prompts_per_rollout=4"]
     where = ["--runs", str(tmp_path / "runs")]
     more = ["--seeds", "1", "--arms", "bf16,nvfp4_lora"]
     assert main(["run", "table1", *flags, *where, *more]) == 0

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from repro.__main__ import main
-from repro.evidence.environment import device_of
 from repro.run import preflight, present_card
 from repro.spec import tier as tiers
 from repro.spec.tier import CudaDevice
@@ -89,12 +88,6 @@ def test_what_is_not_known_of_a_model_is_not_0(tmp_path, capsys, monkeypatch):
     assert "(not known)" in said
     assert "memory    not known" in said
     assert "0 B" not in said
-
-
-def test_a_device_that_runs_the_kernels_of_other_cards_has_a_name_of_its_own():
-    environment = {"gpu": [{"name": "NVIDIA H200"}], "variables": {"REPRO_KERNELS": "portable"}}
-    assert device_of(environment) == "nvidia_h200_portable"
-    assert device_of(environment | {"variables": {}}) == "nvidia_h200"
 
 
 def test_another_system_is_refused_by_a_sentence(capsys, monkeypatch):
