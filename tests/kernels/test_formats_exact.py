@@ -8,6 +8,7 @@ import torch
 
 from kernels.formats import FORMATS, QuantizedWeight, pack_codes, swap_nibbles
 from kernels.reference import dequantize, quantize
+from tests.kernels.conftest import assert_bitwise
 
 SIXTEEN = torch.arange(16, dtype=torch.uint8)
 
@@ -87,9 +88,7 @@ def test_other_types_and_strides_quantise_as_their_float32_values(format, dtype)
     for view in views:
         actual = quantize(view, format)
         for name, tensor in expected.tensors().items():
-            assert torch.equal(actual.tensors()[name].view(torch.uint8) if tensor.dim() else
-                               actual.tensors()[name], tensor.view(torch.uint8) if tensor.dim()
-                               else tensor), name  # fmt: skip
+            assert_bitwise(actual.tensors()[name], tensor, name)
 
 
 @pytest.mark.parametrize("format", list(FORMATS))

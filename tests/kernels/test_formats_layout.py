@@ -15,6 +15,12 @@ def _quantized(format):
     return quantize(weight, format)
 
 
+def _require_same(actual, expected):
+    assert actual.tensors().keys() == expected.tensors().keys()
+    for name, tensor in expected.tensors().items():
+        assert_bitwise(actual.tensors()[name], tensor, name)
+
+
 BITS = {"nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
 
 
@@ -25,9 +31,7 @@ def test_a_weight_survives_safetensors_and_moves_whole(format):
     assert 8 * (weight.nbytes - 8 * (format == "nvfp4")) / (48 * 128) == BITS[format]
     tensors = weight.tensors()
     back = QuantizedWeight.from_tensors(format, load(save(tensors)), (48, 128))
-    assert back.tensors().keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert_bitwise(back.tensors()[name], tensor, name)
+    _require_same(back, weight)
     assert_bitwise(dequantize(back), dequantize(weight))
     moved = weight.to("meta")
     assert {tensor.device.type for tensor in moved.tensors().values()} == {"meta"}
@@ -75,15 +79,6 @@ def test_scales_that_no_writer_produces_are_refused():
         QuantizedWeight.from_tensors("mxfp4", mxfp4)
 
 
-def _bits(tensor):
-    return tensor.reshape(-1).contiguous().view(torch.uint8)
-
-
-def _same(left, right):
-    a, b = left.tensors(), right.tensors()
-    return a.keys() == b.keys() and all(torch.equal(_bits(a[k]), _bits(b[k])) for k in a)
-
-
 def _weight(format, N, K, seed=0):
     generator = torch.Generator().manual_seed(seed)
     spread = torch.exp(2 * torch.randn(N, 1, generator=generator))
@@ -94,7 +89,7 @@ def _weight(format, N, K, seed=0):
 @pytest.mark.parametrize(("N", "K"), [(16, 256), (33, 320), (1, 64), (100, 1088)])
 def test_unpacking_returns_every_bit(format, N, K):
     weight = _weight(format, N, K)
-    assert _same(unpack(pack(weight)), weight)
+    _require_same(unpack(pack(weight)), weight)
 
 
 def test_scales_of_any_size_come_back_with_their_codes_and_a_nan_is_refused():
@@ -102,7 +97,7 @@ def test_scales_of_any_size_come_back_with_their_codes_and_a_nan_is_refused():
     nvfp4.block_scales.view(torch.uint8)[3, :4] = 0
     mxfp4.block_scales[0, :4] = torch.tensor([0, 1, 127, 254], dtype=torch.uint8)
     for weight in (nvfp4, mxfp4):
-        assert _same(unpack(pack(weight)), weight)
+        _require_same(unpack(pack(weight)), weight)
     nvfp4.block_scales.view(torch.uint8)[0, 0] = 0x7F
     with pytest.raises(ValueError, match="NaN"):
         pack(nvfp4)

@@ -8,17 +8,7 @@ from typing import Any
 
 
 def with_environment(environment: dict[str, str], target: Callable[..., None], *args: Any) -> None:
-    """Call `target` with `args` in an environment that differs from that of the process's server.
-
-    Parameters
-    ----------
-    environment : dict of str to str
-        Every variable that there shall be.
-    target : callable
-        What the process is for.
-    *args
-        Its arguments.
-    """
+    """Call `target` in an environment that differs from that of the process's server."""
     os.environ.clear()
     os.environ.update(environment)
     target(*args)

@@ -7,7 +7,7 @@ import pytest
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import end_token_ids, load_policy
 from repro.rollout.torch_sampler import TorchSampler
-from tests.repro.models.conftest import random_model
+from tests.repro.models.conftest import edit_config, random_model
 
 
 @pytest.fixture
@@ -42,8 +42,6 @@ def test_end_tokens_that_are_no_token_ids_are_refused(with_ends, stored):
 def test_a_checkpoint_none_of_whose_end_tokens_is_in_the_vocabulary_is_refused(with_ends):
     folder = with_ends([5000, 6000])  # beside the config's own, 1
     load_policy(folder, weight_format="bf16")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    text = json.dumps(config | {"eos_token_id": None})
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    edit_config(folder, lambda values: values.update(eos_token_id=None))
     with pytest.raises(CheckpointError, match=r"\[5000, 6000\]"):
         load_policy(folder, weight_format="bf16")

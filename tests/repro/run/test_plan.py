@@ -1,7 +1,6 @@
 """What a plan says of runs that are recorded already, here or among the blessed."""
 
 import dataclasses
-import json
 import os
 import shutil
 from datetime import datetime, timedelta
@@ -20,6 +19,7 @@ from repro.spec.tier import CudaDevice, Tier
 from repro.targets import find
 from tests.changed_settings import with_value
 from tests.repro.made_up import planned_record
+from tests.repro.models.conftest import edit_config
 from tests.repro.planned import STUDY
 from tests.said import unsaid
 
@@ -86,10 +86,10 @@ def test_a_plan_says_how_large_a_folder_s_model_is_and_what_its_config_gets_wron
     said = capsys.readouterr().out
     assert unsaid(said, "own: |0.8312 million|4 blocks|128") == []
     assert "refused" not in said
-    values = json.loads((folder / "config.json").read_text())
     wrong = {"rms_norm_eps": "1e-6", "hidden_act": "gelu", "model_type": "phi"}
     for field, value in (wrong | {"partial_rotary_factor": 0.5, "eos_token_id": 5000}).items():
-        (folder / "config.json").write_text(json.dumps(values | {field: value}))
+        shutil.copy(TINY_FOLDER / "config.json", folder)
+        edit_config(folder, lambda values, changed={field: value}: values.update(changed))
         assert main(line) == 2
         said = capsys.readouterr().err
         assert field in said
@@ -108,8 +108,7 @@ def test_a_plan_on_a_folder_whose_weights_are_not_its_configs_is_refused(
     tmp_path, capsys, change, named
 ):
     folder = shutil.copytree(TINY_FOLDER, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
+    edit_config(folder, lambda values: values.update(change))
     assert main(["plan", "table1", "--tier", "smoke", "--model", str(folder)]) == 2
     assert unsaid(capsys.readouterr().err, named) == []
 
