@@ -13,7 +13,8 @@ from repro.spec.tier import cuda_devices
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Commands take every core for each of their processes. Beside another test process such threads
 # wait for one another most of the time, and all that runs then is many times slower.
-os.environ.setdefault("OMP_THREAD_LIMIT", "1024" if cuda_devices() else "1")
+if "PYTEST_XDIST_WORKER" in os.environ and not cuda_devices():
+    os.environ.setdefault("OMP_THREAD_LIMIT", "1")
 
 import pytest
 import torch

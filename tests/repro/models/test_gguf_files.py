@@ -446,7 +446,8 @@ def test_commands_take_a_file_for_a_folder(llama, tmp_path, capsys):
     assert main(["evaluate", str(path), *asked, "--device", "cpu", "--out", str(record)]) == FINE
     said = json.loads(record.read_text())["checkpoint"]
     assert (said["name"], said["gguf"]["gguf_sha256"]) == (str(path), sha256_of(path))
-    assert main(["dose", "--model", str(path), "--formats", "nvfp4", "--device", "cpu"]) == FINE
+    few = ["--formats", "nvfp4", "--prompts", "2", "--new-tokens", "4", "--device", "cpu"]
+    assert main(["dose", "--model", str(path), *few]) == FINE
     assert main(["plan", "table1", "--tier", "paper", "--model", str(path)]) == FINE
     capsys.readouterr()
     assert main(["evaluate", str(tmp_path / "absent.gguf"), *asked]) == USAGE

@@ -43,9 +43,9 @@ SMALLER = {
     "group_size": 4,
     "updates_per_rollout": 1,
     "micro_batch_rows": 4,
-    "rollout": {"max_new_tokens": 48},
+    "rollout": {"max_new_tokens": 24},
     "optimizer": {"name": "adamw", "warmup_steps": 1},
-    "evaluation": {"samples": 2, "sampling": {"max_new_tokens": 48}},
+    "evaluation": {"samples": 2, "sampling": {"max_new_tokens": 24}},
 }
 H200 = CudaDevice(name="NVIDIA H200", capability=(9, 0), memory_bytes=150_000_000_000)
 H100 = CudaDevice(name="NVIDIA H100", capability=(9, 0), memory_bytes=85_000_000_000)
