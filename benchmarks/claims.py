@@ -92,9 +92,8 @@ def steps(name: str) -> dict[str, Values]:
 def claimed_step() -> dict[str, Values]:
     """Return the peak and the seconds of NVFP4's whole step of 32B, by metric.
 
-    As its target's, it is measured in a process of its own whose allocator gives segments that
-    grow: blocks that other models left behind are no memory of this step. What this process holds
-    of the device meanwhile is taken off.
+    A process of its own measures it, with its target's allocator: blocks that other models left
+    behind are not counted, nor is what this process holds of the device.
     """
     release()
     held = driver_bytes()

@@ -421,8 +421,9 @@ def _fits(value: Any, hint: Any) -> bool:
     members = get_args(hint)
     if get_origin(hint) is dict:
         return isinstance(value, dict) and all(_fits(item, members[1]) for item in value.values())
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(_fits(item, members[0]) for item in value)
+    if get_origin(hint) is list:  # of numbers, or of any objects: one of each class is looked at
+        classes = {type(item): item for item in value} if isinstance(value, list) else {}
+        return isinstance(value, list) and all(_fits(v, members[0]) for v in classes.values())
     if get_origin(hint) is UnionType:
         return any(_fits(value, member) for member in members)
     if hint is Facts:
