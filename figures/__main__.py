@@ -145,7 +145,7 @@ def draw_paper(
 ) -> None:
     """Draw the tables and figures of the paper that are named, or all; `ValueError` for others."""
     for name in names:
-        require(name in PICTURES, unknown("table or figure", name, [*PICTURES]))
+        require(name in PICTURES, unknown("table or figure", [*PICTURES], name))
     for name in names or PICTURES:
         figure, marks = paper_pictures.draw(name, found, expected, every_panel=every_panel)
         save(figure, out, name, [kind for kind in kinds if kind != "csv"])

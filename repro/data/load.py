@@ -53,15 +53,14 @@ def source_named(named: str) -> str:
     looks_local = a_file or "/" in bare or bare.startswith(".")
     there_is = "there is no such file or folder, and a set on the hub is owner/name"
     raise ValueError(
-        f"--data {named}: {there_is if looks_local else unknown('data source', bare, known)}"
+        f"--data {named}: {there_is if looks_local else unknown('data source', known, bare)}"
     )
 
 
 def require_declared(config: DataConfig, split: Split) -> None:
     """Raise `ValueError` where a source cannot have a split, whatever its files hold."""
     known = is_generated(config.source) or config.source in PUBLIC_SETS
-    if not known and not is_own(config.source):
-        raise ValueError(unknown("data source", config.source, data_sources()))
+    require(known or is_own(config.source), unknown("data source", data_sources(), config.source))
     require(
         not known or not parse_columns(config.columns),
         f"data.columns is {config.columns!r}; those of {config.source} are known, leave it out",
@@ -103,13 +102,12 @@ def load_problems(config: DataConfig, split: Split, *, alone: bool = False) -> l
         named, held_out = config.source.partition(":")[2], config.development_problems
         problems = load_own(named, split, held_out, config.columns, alone=alone)
         problems = _of_levels(problems, config)
-    elif config.source in PUBLIC_SETS:
+    else:
+        require(config.source in PUBLIC_SETS, unknown("data source", data_sources(), config.source))
         own_split = "test" if split == "test" else "train"
         problems = load_public(config.source, own_split, config.levels)
         if split != "test":
             problems = cut_development(problems, split, config.development_problems, config.source)
-    else:
-        raise ValueError(unknown("data source", config.source, data_sources()))
     return _first(problems, count, config.seed)
 
 

@@ -114,7 +114,7 @@ def parse_columns(text: str) -> dict[str, str]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         role, mark, name = (item.strip() for item in part.partition("="))
         require(bool(mark and name), f"--columns {part}: needs ROLE=NAME, such as question=prompt")
-        require(role in ROLES, f"--columns {part}: {unknown('role', role, list(ROLES))}")
+        require(role in ROLES, f"--columns {part}: {unknown('role', list(ROLES), role)}")
         require(role not in columns, f"--columns {text}: {role} is named twice")
         columns[role] = name
     return columns

@@ -159,7 +159,7 @@ def template_named(name: str) -> PromptTemplate:
     if name.startswith(OWN):
         return _own_template(name.removeprefix(OWN))
     if name not in PROMPT_TEMPLATES:
-        said = unknown("prompt template", name, list(PROMPT_TEMPLATES))
+        said = unknown("prompt template", list(PROMPT_TEMPLATES), name)
         raise ValueError(f"{said} (--template also takes a file)")
     return PROMPT_TEMPLATES[name]
 

@@ -89,8 +89,7 @@ def parse_trackers(text: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
     require(text is None or bool(names), "--log names no tracker; leave it out for none")
     for name in names:
-        if name not in TRACKERS:
-            raise ValueError(f"--log {name}: {unknown('tracker', name, list(TRACKERS))}")
+        require(name in TRACKERS, f"--log {name}: {unknown('tracker', list(TRACKERS), name)}")
         require(
             importlib.util.find_spec(name) is not None,
             f"--log {name}: the package {name} is not installed; pip install {name}",

@@ -18,6 +18,7 @@ import math
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -171,13 +172,14 @@ def tried(*checks: Callable[[], Any]) -> tuple[list[Any], list[str]]:
 _LISTED, _NEAR = 16, 3
 
 
-def unknown(what: str, name: str, known: Sequence[str]) -> str:
-    """Return a sentence on a name that is not known: the nearest one that is, then all or some."""
+def unknown(what: str, known: Sequence[str], *names: str) -> str:
+    """Return a sentence on names that are not known: the nearest of each, then all or some."""
     listed = f"the {what}s are {', '.join(known)}"
     if len(known) > _LISTED:
-        near = difflib.get_close_matches(name, known, n=_NEAR, cutoff=0.0)
-        listed = f"the nearest of {len(known)} {what}s are {', '.join(near)}"
-    return f"there is no {what} {name!r}{meant(name, known)}; {listed}"
+        near = [difflib.get_close_matches(name, known, n=_NEAR, cutoff=0.0) for name in names]
+        listed = f"the nearest of {len(known)} {what}s are {', '.join(dict.fromkeys(chain(*near)))}"
+    asked = ", ".join(f"{name!r}{meant(name, known)}" for name in names)
+    return f"there is no {what} {asked}; {listed}"
 
 
 def meant(name: str, known: Sequence[str]) -> str:

@@ -85,12 +85,13 @@ def with_settings(value: T, settings: Mapping[str, Any], where: str = "") -> T:
     """
     instance: Any = value
     hints = field_types(instance.__class__)
-    names = [item.name for item in dataclasses.fields(instance)]
+    known = [f"{where}{item.name}" for item in dataclasses.fields(instance)]
+    strange = [path for path in (f"{where}{key}" for key in settings) if path not in known]
 
     def field_of(key: str, given: Any) -> Any:
         path = f"{where}{key}"
-        if key not in names:
-            raise ValueError(unknown("setting", path, [f"{where}{name}" for name in names]))
+        if path in strange:
+            raise ValueError(unknown("setting", known, *strange))
         current = getattr(instance, key)
         if dataclasses.is_dataclass(current) and isinstance(parsed_json(given), Mapping):
             return with_settings(current, table_of(given, path), f"{path}.")
@@ -135,11 +136,9 @@ def _read(hint: Any, given: Any, path: str) -> Any:
 def _built(kind: Any, given: Any, path: str) -> Any:
     """Return an instance of a dataclass made of nested values."""
     parsed = table_of(given, path)
-    hints, names = field_types(kind), [item.name for item in dataclasses.fields(kind)]
-    for key in parsed:
-        if key not in names:
-            known = [f"{path}.{name}" for name in names]
-            raise ValueError(unknown("setting", f"{path}.{key}", known))
+    hints, known = field_types(kind), [f"{path}.{item.name}" for item in dataclasses.fields(kind)]
+    strange = [place for place in (f"{path}.{key}" for key in parsed) if place not in known]
+    require(not strange, unknown("setting", known, *strange))
     values = {key: _converted(hints[key], item, f"{path}.{key}") for key, item in parsed.items()}
     try:
         return kind(**values)

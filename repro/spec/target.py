@@ -123,7 +123,7 @@ class Target:
         for arm in self.arms:
             if arm.name == name:
                 return arm
-        sentence = unknown("arm", name, [arm.name for arm in self.arms])
+        sentence = unknown("arm", [arm.name for arm in self.arms], name)
         raise ValueError(f"target {self.name}: {sentence}")
 
     def metric(self, name: str) -> Metric:

@@ -120,7 +120,7 @@ def parse_tier(name: str) -> Tier:
     try:
         return Tier(name)
     except ValueError:
-        raise ValueError(unknown("tier", name, [tier.value for tier in Tier])) from None
+        raise ValueError(unknown("tier", [tier.value for tier in Tier], name)) from None
 
 
 def _missing_device(capability: tuple[int, int], memory_bytes: int) -> str | None:

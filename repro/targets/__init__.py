@@ -45,7 +45,7 @@ def find(name: str) -> Target:
     for target in TARGETS:
         if target.name == name.replace("-", "_"):
             return target
-    nearest = unknown("target", name, [target.name for target in TARGETS])
+    nearest = unknown("target", [target.name for target in TARGETS], name)
     raise ValueError(f"{nearest} (`python -m repro list --all` shows all)")
 
 

@@ -288,5 +288,12 @@ def test_values_are_read_by_the_type_of_their_field():
         with_settings(SMOKE, parse_settings(["seeds=3"]))
 
 
+def test_each_unknown_setting_is_named_and_the_known_ones_of_its_table_once():
+    lines = ["evaluation.a=1", "evaluation.b=2", "seeds=3"]
+    with pytest.raises(ValueError, match=r"'evaluation\.a'.*'evaluation\.b'.*seeds is 3") as caught:
+        with_settings(SMOKE, parse_settings(lines))
+    assert str(caught.value).count("evaluation.every") == 1
+
+
 def test_without_a_tier_the_smallest_is_taken():
     assert select(["table1"])[0].tier is Tier.SMOKE
