@@ -27,10 +27,8 @@ for GSM8K.
 from __future__ import annotations
 
 import functools
-import os
 import random
 import re
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,7 +38,7 @@ from typing import Any, cast
 
 from repro.data import tiny_corpus
 from repro.data.problem import DataError, Problem
-from repro.spec.checks import require, shown, unknown
+from repro.spec.checks import ending_in_a_copy, require, shown, unknown
 from repro.spec.config import digest_of
 
 # "Solve the following math problem step by step. The reasoning process and direct answer are
@@ -438,17 +436,8 @@ def _rendered(source: str, render: Callable[[], str], what: str) -> str:
     from jinja2 import TemplateError
 
     if source not in _ENDING:
-        child = os.fork()
-        if not child:
-            # By its own seconds; by the clock where it waits for a lock of a thread left behind.
-            for number in (signal.SIGPROF, signal.SIGALRM):
-                signal.signal(number, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_PROF, _MOST_SECONDS)
-            signal.alarm(_MOST_WAIT)
-            with suppress(BaseException):
-                render()
-            os._exit(0)
-        if os.waitpid(child, 0)[1]:
+        # By its own seconds; by the clock where it waits for a lock of a thread left behind.
+        if ending_in_a_copy(render, _MOST_WAIT, _MOST_SECONDS):
             raise ValueError(f"{what} has come to no end after {_MOST_SECONDS} seconds")
         _ENDING.add(source)
     same = False
@@ -459,8 +448,7 @@ def _rendered(source: str, render: Callable[[], str], what: str) -> str:
             if same := random.getstate() == state:
                 break
     except (TemplateError, ValueError, *_FAULTS) as error:
-        shown = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(f"{what} fails with {shown}") from error
+        raise ValueError(f"{what} fails with {shown(error, 300)}") from error
     if not same:
         raise ValueError(f"{what} draws at random, so that a prompt is another one each time")
     if len(text) > _MOST_LETTERS:

@@ -30,8 +30,8 @@ def require_writing(args: argparse.Namespace) -> None:
     """Raise `ValueError` where `quantize` or `export` cannot begin."""
     base = getattr(args, "base", None)
     all_of(
-        lambda: _require_place(args.source) if "source" in args else adapter_folder(args.adapter),
-        partial(_require_place, base, "--base "),
+        lambda: require_model(args.source) if "source" in args else adapter_folder(args.adapter),
+        partial(require_model, base, "--base "),
         partial(_require_hub_name, base if "base" in args else args.source, args.revision),
         lambda: require(
             base is None or args.kind == "adapter",
@@ -40,7 +40,7 @@ def require_writing(args: argparse.Namespace) -> None:
         ),
         lambda: require(
             not Path(args.out).exists(),
-            f"{args.out} exists; a checkpoint is never written over another",
+            f"{args.out!r} exists; a checkpoint is never written over another",
         ),
     )
 
@@ -49,7 +49,7 @@ def require_asking(args: argparse.Namespace) -> None:
     """Raise `ValueError` where `evaluate` cannot begin."""
     named, adapter = args.checkpoint, args.adapter
     all_of(
-        partial(_require_place, named),
+        partial(require_model, named),
         partial(_require_hub_name, named or "", args.revision if named else None),
         lambda: adapter is None or adapter_folder(adapter),
         lambda: require(
@@ -71,7 +71,7 @@ def dosing_of(args: argparse.Namespace) -> tuple[list[str], list[float]]:
     formats, sigmas, *_ = all_of(
         partial(_formats_of, args.formats),
         partial(_sigmas_of, args.sigmas),
-        partial(_require_place, args.model, "--model "),
+        partial(require_model, args.model, "--model "),
         partial(_require_hub_name, args.model, args.revision),
         lambda: require(
             args.prompts is None or args.prompts >= 1, f"--prompts {args.prompts}: needs 1 or more"
@@ -81,10 +81,11 @@ def dosing_of(args: argparse.Namespace) -> tuple[list[str], list[float]]:
     return formats, sigmas
 
 
-def _require_place(named: str | None, flag: str = "") -> None:
+def require_model(named: str | None, flag: str = "") -> None:
     """Raise where a path leads nowhere, and has not the form of a hub name or of our policies."""
     known = named in (None, "tiny") or is_hub_name(str(named))
     place = Path(str(named)).expanduser()
+    require(named != "", f"{flag}'' names no checkpoint")
     require(
         known or place.exists(),
         f"{flag}{named} is not there: it is neither a folder, a GGUF file nor a hub name "

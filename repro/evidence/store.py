@@ -40,7 +40,7 @@ from repro.evidence.record import (
     parse_record,
     read_record,
 )
-from repro.spec.checks import require
+from repro.spec.checks import check_value, require, shown
 from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_files, stamp_of
 
@@ -355,14 +355,19 @@ def raw_records(
 ) -> list[dict[str, Any]]:
     """Return the JSON values of the records in lines of `stored_text`, each with its series."""
     items = [parse(line) for line in lines]
+    for item in items:
+        require(isinstance(item, dict), f"a line is {shown(item)}; needed is an object")
     curves = [item for item in items if set(item) == {SERIES, VALUES}]
     records = [item | {SERIES: {}} for item in items[: len(items) - len(curves)]]
     for curve in curves:
-        found, needed = len(curve[VALUES]), len(records)
+        name, values = curve[SERIES], curve[VALUES]
+        check_value(name, str, SERIES)
+        require(isinstance(values, list), f"{VALUES} is {shown(values)}; needed is a list")
+        found, needed = len(values), len(records)
         require(found == needed, f"a series is of {found} records; {needed} are there")
-        for record, of_run in zip(records, curve[VALUES], strict=True):
+        for record, of_run in zip(records, values, strict=True):
             if of_run is not None:
-                record[SERIES][curve[SERIES]] = of_run
+                record[SERIES][name] = of_run
     return records
 
 

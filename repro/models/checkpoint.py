@@ -61,6 +61,7 @@ from repro.models.loading import (
     read_rounded,
     require_same_names,
 )
+from repro.spec.checks import unknown
 from repro.spec.facts import Facts
 from repro.spec.hub import (
     ANSWER_SECONDS,
@@ -272,8 +273,7 @@ def write_quantized(
 
 def _require_convertible(source: Path, weight_format: str) -> None:
     if weight_format not in stored_layouts.LAYOUTS:
-        written = " and ".join(map(repr, stored_layouts.LAYOUTS))
-        raise ValueError(f"format is {weight_format!r}; checkpoints are written in {written} only")
+        raise ValueError(unknown("format to write", weight_format, list(stored_layouts.LAYOUTS)))
     verify(source)
     stored = read_description(source).stored_format
     if stored is not None:

@@ -38,10 +38,11 @@ import bisect
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from repro.models.decoder import LINEARS
 from repro.spec.arm import Arm, OptimizerName, RolloutAdapter, WeightFormat
-from repro.spec.checks import check_value, require
+from repro.spec.checks import Bound, Count, check_fields, require
 from repro.spec.config import OPENING_TOKENS, TrainScale
 from repro.spec.shapes import DecoderShape, shape_of_checkpoint
 
@@ -87,6 +88,7 @@ MOST_SLOTS = 256
 _SERVING_BYTES = 4 << 30
 # Rows at which the engine captures a step.
 GRAPH_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+_Factor = Annotated[int, Bound(least=1, most=1e9)]  # the product of two has 63 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +124,12 @@ class StepShape:
 
     shape: DecoderShape
     weight_format: WeightFormat = "nvfp4"
-    rank: int = 32
-    prompts: int = 1
-    group: int = 8
-    prompt_tokens: int = 256
-    completion_tokens: int = 2048
-    slots: int = 8
+    rank: _Factor = 32
+    prompts: _Factor = 1
+    group: _Factor = 8
+    prompt_tokens: _Factor = 256
+    completion_tokens: _Factor = 2048
+    slots: Count = 8
     micro_tokens: int = 2304
     optimizer: OptimizerName = "adamw"
     kept_blocks: int = 0
@@ -138,16 +140,11 @@ class StepShape:
     rollout_adapter: RolloutAdapter = "apart"
 
     def __post_init__(self) -> None:
-        check_value(self.weight_format, WeightFormat, "weight format")
-        check_value(self.optimizer, OptimizerName, "optimizer")
-        check_value(self.rollout_adapter, RolloutAdapter, "rollout adapter")
+        check_fields(self)
         require(
             self.rollout_adapter == "apart" or self.weight_format == "bf16",
             f"the weight format is {self.weight_format}; a folded adapter needs bf16",
         )
-        for name in ("rank", "prompts", "group", "prompt_tokens", "completion_tokens", "slots"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} is {value}; it must be 1 or more")
         require(
             self.micro_tokens >= self.row_tokens,
             f"micro_tokens is {self.micro_tokens}; one row has {self.row_tokens}",

@@ -59,7 +59,7 @@ from repro.models.planted_rounding import RoundedSource
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.sharding import Shards
 from repro.spec.arm import PlantedRounding, Training, WeightFormat
-from repro.spec.checks import check_value, require
+from repro.spec.checks import check_value, require, shown, unknown
 from repro.spec.facts import Facts
 from repro.spec.tier import usable_bytes
 
@@ -266,12 +266,9 @@ def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
 
 def resolve_dtype(compute_dtype: str | torch.dtype) -> torch.dtype:
     """Return the torch dtype of a compute dtype's name."""
-    if isinstance(compute_dtype, torch.dtype):
-        if compute_dtype in COMPUTE_DTYPES.values():
-            return compute_dtype
-    elif compute_dtype in COMPUTE_DTYPES:
-        return COMPUTE_DTYPES[compute_dtype]
-    raise ValueError(f"compute_dtype is {compute_dtype!r}; known are {', '.join(COMPUTE_DTYPES)}")
+    name = str(compute_dtype).removeprefix("torch.")
+    require(name in COMPUTE_DTYPES, unknown("compute_dtype", name, list(COMPUTE_DTYPES)))
+    return COMPUTE_DTYPES[name]
 
 
 def device_named(named: str | None) -> str:
@@ -309,7 +306,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
                 Tokenizer.from_file(str(vocabulary))
             except Exception as own:  # noqa: BLE001 - the same
                 broken, said = vocabulary, own
-        words = " ".join(f"{type(said).__name__}: {said}".split())[:300]
+        words = shown(said, 300)
         raise CheckpointError(f"{broken}: the tokenizer cannot be used ({words})") from error
     _require_rows(tokenizer, folder / "config.json")
     return tokenizer

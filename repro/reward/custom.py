@@ -33,7 +33,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from repro.spec.arm import RewardFunction
-from repro.spec.checks import meant, require, shown
+from repro.spec.checks import ending_in_a_copy, meant, require, shown
 from repro.spec.whole_files import sha256_of
 
 CustomReward = Callable[..., Sequence[float | None]]
@@ -41,7 +41,7 @@ CustomReward = Callable[..., Sequence[float | None]]
 _LARGEST = 1e15
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _TRIAL = ("<think>3 + 4 = 7</think><answer>7</answer>", "I do not know.")
-_RETURNED = 107  # the exit code of a copy that came to the end of a trial
+_MOST_WAIT = 600.0  # seconds; it may load a model
 _TRIAL_COLUMNS = {"answers": ["7", "7"], "prompts": ["What is 3 + 4?"] * 2}
 
 
@@ -87,12 +87,8 @@ def try_reward(stated: RewardFunction, columns: Mapping[str, Sequence[Any]]) -> 
 
 def in_a_copy(named: str, call: Callable[[], Any]) -> Any:
     """Call a user's code where it may end its process, in a copy of this one; then here."""
-    if not (child := os.fork()):
-        with suppress(BaseException):  # is said by the second call
-            call()
-        os._exit(_RETURNED)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    require(code == _RETURNED, f"reward {named} must return; its process ended, exit code {code}")
+    ending = ending_in_a_copy(call, _MOST_WAIT)
+    require(not ending, f"reward {named} must return within {_MOST_WAIT:g} seconds; {ending}")
     return call()
 
 

@@ -19,7 +19,7 @@ from repro.evidence.procedure import Measured, Procedure, Progress, RunContext
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, record_of
 from repro.run.analysis_plan import plan_inputs
-from repro.spec.checks import require
+from repro.spec.checks import require, unknown
 from repro.spec.config import RunConfig
 from repro.spec.facts import Facts
 from repro.spec.tier import Tier, cuda_devices
@@ -63,8 +63,7 @@ def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
 def procedure_named(name: str) -> Procedure:
     """Return the procedure called `name`, importing its module; `ValueError` if there is none."""
     if name not in _PROCEDURES:
-        known = ", ".join(sorted(_PROCEDURES))
-        raise ValueError(f"there is no procedure {name!r}; known procedures: {known}")
+        raise ValueError(unknown("procedure", name, sorted(_PROCEDURES)))
     procedure: Procedure = _imported(_PROCEDURES[name])
     return procedure
 

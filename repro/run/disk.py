@@ -40,8 +40,8 @@ def sentence_of(error: OSError, place: Path | None = None) -> str:
     if named is None or error.errno is None:
         return str(error) or type(error).__name__
     path = Path(named)
-    if error.errno in _IN_THE_WAY and (file := file_in_the_way(path)) is not None:
-        return f"{file} is no folder; one is needed there"
+    if error.errno in _IN_THE_WAY and (said := said_in_the_way(path)):
+        return said
     return f"{path} cannot be used: {os.strerror(error.errno)}"
 
 
@@ -76,9 +76,9 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-def file_in_the_way(path: Path) -> Path | None:
-    """Return the path, or the parent of it, that is there and is no folder."""
+def said_in_the_way(path: Path) -> str:
+    """Return a sentence on the path, or the parent of it, that is there and is no folder."""
     for part in (path, *path.parents):
         if os.path.lexists(part):
-            return None if part.is_dir() else part
-    return None
+            return "" if part.is_dir() else f"{part} is no folder; one is needed there"
+    return ""

@@ -23,7 +23,7 @@ from repro.evidence.origins import commits_of
 from repro.evidence.record import run_folder, standing_of
 from repro.evidence.store import blessed_records
 from repro.run.data_check import data_lines
-from repro.run.disk import file_in_the_way, free_bytes, size
+from repro.run.disk import free_bytes, said_in_the_way, size
 from repro.run.places import expected_folder, runs_folder
 from repro.run.preflight import (
     among_unlike_devices,
@@ -100,9 +100,9 @@ def plan_text(
     needs = selection.source.needs_at(selection.tier)
     standing = standing_of(runs, folder)
     done, left = {run.digest() for run in standing.recorded}, standing.left
+    require(bool(left or done) or not runs, "; ".join(standing.blocked))
     for run in left:
-        file = file_in_the_way(run_folder(run, folder))
-        require(file is None, f"{file} is no folder; one is needed there")
+        require(not (said := said_in_the_way(run_folder(run, folder))), said)
     require_fit(left)
     timed = timed_runs(selection.tier, runs, expected)
     lines = [

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from repro.spec.checks import all_of, require, tried
+from repro.evaluate.flags import require_model
+from repro.spec.checks import Bound, all_of, check_value, require, tried
 from repro.spec.config import RunConfig
 from repro.spec.hub import gguf_copy, is_hub_name
 from repro.spec.settings import merged, parse_settings, read_settings
@@ -181,12 +182,7 @@ def model_source(named: str) -> str:
         converted(folder)
     if folder.exists():
         return str(folder.resolve())
-    known = named == "tiny" or is_hub_name(named)
-    require(
-        known,
-        f"--model {named}: there is no such folder or file, and a hub name is owner/model or "
-        "owner/model:FILE.gguf",
-    )
+    require_model(named, "--model ")
     return named
 
 
@@ -195,16 +191,13 @@ def parse_seeds(text: str | None) -> int | list[int] | None:
     if text is None:
         return None
     try:
-        if "," in text:
-            return [int(part) for part in text.split(",") if part.strip()]
-        count = int(text)
-        if count == 0:  # no number of seeds; the list of one of them
-            return [0]
+        seeds = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise ValueError(f"--seeds {text}: needs a number such as 5, or 0,3,4") from None
-    if count < 1:
-        raise ValueError(f"--seeds {text}: needs 1 or more")
-    return count
+    if "," in text or seeds in ([], [0]):  # 0 is no number of seeds; it is one of them
+        return seeds
+    check_value(seeds[0], Annotated[int, Bound(least=1, most=10_000)], "--seeds")
+    return seeds[0]
 
 
 def parse_arms(text: str | None) -> list[str] | None:

@@ -15,8 +15,13 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
+import signal
+import sys
+import time
 import types
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -26,6 +31,7 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 _SMALLEST, _LARGEST = 1e-18, 1e18
 _WHOLE_BITS = 63
 _SHOWN_CHARACTERS = 60
+_RETURNED = 107  # the exit code of a copy that came to the end of a call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,14 +144,37 @@ def _check_plain(value: Any, kind: type, path: str) -> None:
 
 
 def shown(value: Any, most: int = _SHOWN_CHARACTERS) -> str:
-    """Return a value as a message names it, cut after `most` characters."""
+    """Return a value as a message names it, on one line, cut after `most` characters."""
     if isinstance(value, int) and value.bit_length() > 4 * most:
         return f"a number of {value.bit_length()} bits"
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - of a user's own class
         text = f"a {type(value).__name__} that cannot be shown"
-    return text if len(text) <= most else f"{text[:most]}..."
+    line = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text[:most])
+    return line if len(text) <= most else f"{line}..."
+
+
+def ending_in_a_copy(call: Callable[[], Any], wait: float, computing: float = 0.0) -> str:
+    """Return how somebody else's code ends a copy of this process; empty where the call returns.
+
+    The copy is ended after `wait` seconds, or `computing` seconds of its own where that is given.
+    """
+    if not (child := os.fork()):
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, computing)
+        if torch := sys.modules.get("torch"):  # whose other threads stay behind
+            torch.set_num_threads(1)
+        with suppress(BaseException):  # is said by the call that follows
+            call()
+        os._exit(_RETURNED)
+    last = time.monotonic() + wait
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > last:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+    code = os.waitstatus_to_exitcode(ended[1])
+    return "" if code == _RETURNED else f"its process ended, exit code {code}"
 
 
 def all_of(*checks: Callable[[], Any]) -> list[Any]:

@@ -50,10 +50,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         content = tomllib.loads(text) if path.suffix == ".toml" else json_once(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--config {path}: {error}") from error
-    require(
-        isinstance(content, dict), f"--config {path}: needs keys and values; found {content!r:.40}"
-    )
-    return dict(content)
+    return table_of(content, f"--config {path}")
 
 
 def settings_text(scale: Any) -> str:
@@ -118,7 +115,7 @@ def _read(hint: Any, given: Any, path: str) -> Any:
         (needed,) = set(members) - {type(None)}
         return None if given in (None, "null", "none") else _read(needed, given, path)
     if dataclasses.is_dataclass(hint):
-        return _built(hint, given, path)
+        return built(hint, given, path)
     if hint is str or origin is Literal:
         return given
     parsed = parsed_json(given)
@@ -133,7 +130,7 @@ def _read(hint: Any, given: Any, path: str) -> Any:
     return parsed
 
 
-def _built(kind: Any, given: Any, path: str) -> Any:
+def built(kind: Any, given: Any, path: str) -> Any:
     """Return an instance of a dataclass made of nested values."""
     parsed = table_of(given, path)
     hints, known = field_types(kind), [f"{path}.{item.name}" for item in dataclasses.fields(kind)]

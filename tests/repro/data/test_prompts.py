@@ -126,9 +126,9 @@ def test_a_beginning_token_that_marks_turns_too_may_come_again(template, begins)
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
-        ("{{ raise_exception('no system role') }}", "TemplateError: "),
-        ("{% if %}", "TemplateSyntaxError: "),
-        ("{{ messages[0].tool.name }}", "UndefinedError: "),
+        ("{{ raise_exception('no system role') }}", "TemplateError"),
+        ("{% if %}", "TemplateSyntaxError"),
+        ("{{ messages[0].tool.name }}", "UndefinedError"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
         ("{{ messages[0].content + 1 }}", "TypeError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),

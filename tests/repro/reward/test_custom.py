@@ -3,10 +3,12 @@
 import sys
 
 import pytest
+import torch
 
 from repro.__main__ import main
 from repro.data.problem import Problem, columns_of
 from repro.evidence.record import read_record
+from repro.reward import custom
 from repro.reward.custom import load_reward, pay, reward_named, try_reward
 from repro.reward.grader import GraderPool
 from repro.reward.score import score
@@ -95,6 +97,7 @@ def test_what_is_wrong_with_a_reward_is_a_sentence(named, sentence, write):
         ("b'ab'", "b'ab' for 2"),
         ("[float('inf')] * 2", "returned inf"),
         ("[type('Bad', (), {'__repr__': lambda self: 1 / 0})()] * 2", "a Bad that cannot be shown"),
+        ("[type('Bad', (), {'__repr__': lambda self: '\\x1b\\n'})()] * 2", r"\\x1b\\n; needed"),
         ("__import__('os')._exit(0)", "exit code 0"),
         ("__import__('sys').exit(0)", r"raised SystemExit\(0\)"),
         ("[10**16] * 2", r"returned 1000.*1e\+15"),
@@ -104,6 +107,17 @@ def test_what_is_wrong_with_a_reward_is_a_sentence(named, sentence, write):
 def test_what_a_reward_returns_is_tried(returned, sentence, write):
     with pytest.raises(ValueError, match=sentence):
         reward_named(f"{write(f'def reward(completions): return {returned}')}:reward")
+
+
+def test_a_trial_ends_and_may_compute_beside_the_threads_of_this_process(write, monkeypatch):
+    monkeypatch.setattr(custom, "_MOST_WAIT", 3.0)
+    with pytest.raises(ValueError, match="within 3 seconds"):
+        reward_named(f"{write('import time; time.sleep(1000)')}:reward")
+    source = "import torch\ndef reward(completions): return torch.ones(1 << 20).exp()[:2].tolist()"
+    torch.set_num_threads(2)
+    torch.ones(1 << 20).exp()
+    reward_named(f"{write(source)}:reward")
+    torch.set_num_threads(1)
 
 
 def test_a_reward_gets_completions_and_golds_by_their_names(write):

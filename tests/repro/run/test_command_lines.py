@@ -95,7 +95,7 @@ def test_a_bad_command_line_is_a_sentence_and_starts_nothing(line, words, tmp_pa
         (
             "run table1 --tier smoke --model ./no --seeds x --steps 0 --arms bf,nf "
             "--set stepz=3 --set optimizer.name=sgd --set arm.nois=1",
-            "./no:|--seeds x|--steps 0|'bf'|'nf'|stepz|'sgd'|arm.nois",
+            "./no is|--seeds x|--steps 0|'bf'|'nf'|stepz|'sgd'|arm.nois",
         ),
         ("plan tabel1 --tier smok --limit 0", "mean table1?|mean smoke?|--limit 0"),
         ("quantize ./no {folder}", "./no is|{folder} exists"),
@@ -139,7 +139,9 @@ def test_all_that_a_line_has_wrong_is_said_at_once_without_torch(line, words, tm
         ("report --readme {file} --runs {folder}", "blessed|leave out --runs"),
         ("report --set steps=3 --limit 5", "--set, --limit: |targets"),
         ("report --html {folder}", "{folder} |Is a directory"),
+        ("plan table1 --tier smoke --seeds 99999999999", "--seeds is 99999999999|at most 10000"),
         ("memory --model 33b", "size '33b'"),
+        ("memory --model 7b --group 9999999999", "group is 9999999999|at most 1e+09"),
         ("quantize tiny {folder}/out --format nvfp", "mean nvfp4?"),
         ("quantize {folder}/nothing {folder}/out", "{folder}/nothing"),
         ("quantize tiny {file}", "{file} exists"),

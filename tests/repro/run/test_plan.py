@@ -124,6 +124,16 @@ def test_a_plan_refuses_a_place_of_records_that_is_no_folder(tmp_path, capsys, k
     assert f"{odd} is no folder" in capsys.readouterr().err
 
 
+def test_a_plan_whose_records_can_all_not_be_read_is_refused(tmp_path, capsys):
+    record = tmp_path / "smoke" / "table1" / "bf16" / "seed-0.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{")
+    line = ["plan", "table1", "--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path)]
+    assert main([*line, "--arms", "bf16,nf4"]) == 0
+    assert main([*line, "--arms", "bf16"]) == 2
+    assert str(record) in capsys.readouterr().err
+
+
 def test_a_run_whose_reward_has_gone_since_is_fit_nowhere():
     (run,) = plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"])
     gone = RewardFunction(module="gone_since", function="f", source_sha256="0")
