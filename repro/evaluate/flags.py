@@ -18,7 +18,7 @@ from repro.data.prompts import template_source
 from repro.spec.arm import WEIGHT_FORMATS, NoiseConfig
 from repro.spec.checks import all_of, require
 from repro.spec.config import DataConfig, SamplingConfig
-from repro.spec.hub import is_hub_name
+from repro.spec.hub import is_hub_name, require_model
 
 # bitsandbytes takes kernels/ for the distribution of that name, and peft asks transformers for an
 # attribute by its old name: who types a command can mend neither.
@@ -79,23 +79,6 @@ def dosing_of(args: argparse.Namespace) -> tuple[list[str], list[float]]:
         lambda: require(args.new_tokens >= 1, f"--new-tokens {args.new_tokens}: needs 1 or more"),
     )
     return formats, sigmas
-
-
-def require_model(named: str | None, flag: str = "") -> None:
-    """Raise where a path leads nowhere, and has not the form of a hub name or of our policies."""
-    known = named in (None, "tiny") or is_hub_name(str(named))
-    place = Path(str(named)).expanduser()
-    require(named != "", f"{flag}'' names no checkpoint")
-    require(
-        known or place.exists(),
-        f"{flag}{named} is not there: it is neither a folder, a GGUF file nor a hub name "
-        "(owner/model, owner/model:FILE.gguf)",
-    )
-    described = any((place / f"{kind}config.json").is_file() for kind in ("", "adapter_"))
-    require(
-        known or described or not place.is_dir(),
-        f"{flag}{named} holds no config.json; it is not a checkpoint folder",
-    )
 
 
 def _require_hub_name(named: str | None, revision: str | None) -> None:

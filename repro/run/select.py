@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from repro.evaluate.flags import require_model
 from repro.spec.checks import Bound, all_of, check_value, require, tried
 from repro.spec.config import RunConfig
-from repro.spec.hub import gguf_copy, is_hub_name
+from repro.spec.hub import gguf_copy, is_hub_name, require_model
 from repro.spec.settings import merged, parse_settings, read_settings
 from repro.spec.target import Target, default_tier, plan
 from repro.spec.tier import Tier, parse_tier

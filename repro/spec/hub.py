@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from repro.spec.checks import require
 from repro.spec.whole_files import sha256_of, stamp_of
 
 ANSWER_SECONDS = 4.0
@@ -57,6 +58,23 @@ def is_hub_name(name: str) -> bool:
     """Whether a checkpoint's name has the hub's form, `owner/model` or `owner/model:FILE.gguf`."""
     model = name.partition(":")[0]
     return model.count("/") == 1 and not model.startswith((".", "/", "~"))
+
+
+def require_model(named: str | None, flag: str = "") -> None:
+    """Raise where a path leads nowhere, and has not the form of a hub name or of our policies."""
+    known = named in (None, "tiny") or is_hub_name(str(named))
+    place = Path(str(named)).expanduser()
+    require(named != "", f"{flag}'' names no checkpoint")
+    require(
+        known or place.exists(),
+        f"{flag}{named} is not there: it is neither a folder, a GGUF file nor a hub name "
+        "(owner/model, owner/model:FILE.gguf)",
+    )
+    described = any((place / f"{kind}config.json").is_file() for kind in ("", "adapter_"))
+    require(
+        known or described or not place.is_dir(),
+        f"{flag}{named} holds no config.json; it is not a checkpoint folder",
+    )
 
 
 def snapshots(kind: str, name: str) -> list[Path]:
