@@ -436,7 +436,6 @@ def _rendered(source: str, render: Callable[[], str], what: str) -> str:
     from jinja2 import TemplateError
 
     if source not in _ENDING:
-        # By its own seconds; by the clock where it waits for a lock of a thread left behind.
         if ending_in_a_copy(render, _MOST_WAIT, _MOST_SECONDS):
             raise ValueError(f"{what} has come to no end after {_MOST_SECONDS} seconds")
         _ENDING.add(source)

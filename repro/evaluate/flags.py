@@ -40,7 +40,7 @@ def require_writing(args: argparse.Namespace) -> None:
         ),
         lambda: require(
             not Path(args.out).exists(),
-            f"{args.out!r} exists; a checkpoint is never written over another",
+            f"{args.out} exists; a checkpoint is never written over another",
         ),
     )
 

@@ -64,7 +64,6 @@ def require_model(named: str | None, flag: str = "") -> None:
     """Raise where a path leads nowhere, and has not the form of a hub name or of our policies."""
     known = named in (None, "tiny") or is_hub_name(str(named))
     place = Path(str(named)).expanduser()
-    require(named != "", f"{flag}'' names no checkpoint")
     require(
         known or place.exists(),
         f"{flag}{named} is not there: it is neither a folder, a GGUF file nor a hub name "

@@ -115,7 +115,7 @@ def _read(hint: Any, given: Any, path: str) -> Any:
         (needed,) = set(members) - {type(None)}
         return None if given in (None, "null", "none") else _read(needed, given, path)
     if dataclasses.is_dataclass(hint):
-        return built(hint, given, path)
+        return _built(hint, given, path)
     if hint is str or origin is Literal:
         return given
     parsed = parsed_json(given)
@@ -130,7 +130,7 @@ def _read(hint: Any, given: Any, path: str) -> Any:
     return parsed
 
 
-def built(kind: Any, given: Any, path: str) -> Any:
+def _built(kind: Any, given: Any, path: str) -> Any:
     """Return an instance of a dataclass made of nested values."""
     parsed = table_of(given, path)
     hints, known = field_types(kind), [f"{path}.{item.name}" for item in dataclasses.fields(kind)]

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, cast, get_args
 
 import torch
 from torch import nn
@@ -47,9 +47,7 @@ from repro.models.norms import block_norms
 from repro.models.peft_parts import PeftModel
 from repro.models.policy import Policy, load_policy
 from repro.spec.arm import PlantedRounding, WeightFormat
-from repro.spec.checks import check_value
 from repro.spec.hub import PINNED_BYTES, is_hub_name
-from repro.spec.settings import built
 
 PREFIX = "base_model.model."
 A_LEAF, B_LEAF = ".lora_A.weight", ".lora_B.weight"
@@ -209,13 +207,17 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
     trained = Path(folder) / ORIGIN
     own = read_json(trained) if trained.is_file() else {}
     order, planted, trained_format = own.get("order"), own.get("rounding"), own.get("weight_format")
+    if trained.is_file() and trained_format not in get_args(WeightFormat):
+        raise CheckpointError(
+            f"{trained}: weight_format is {trained_format!r}; known are "
+            f"{', '.join(get_args(WeightFormat))}"
+        )
+    if not isinstance(order, int | None) or isinstance(order, bool):
+        raise CheckpointError(f"{trained}: order is {order!r}; needed is a whole number or null")
     try:
-        if trained.is_file():
-            check_value(trained_format, WeightFormat, "weight_format")
-        check_value(order, int | None, "order")
-        rounding = None if planted is None else built(PlantedRounding, planted, "rounding")
-    except ValueError as error:
-        raise CheckpointError(f"{trained}: {error}") from error
+        rounding = None if planted is None else PlantedRounding(**planted)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{trained}: rounding is {planted!r}: {error}") from error
     return StoredAdapter(
         settings=settings_of(config, path),
         base=config.get("base_model_name_or_path"),

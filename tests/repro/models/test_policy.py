@@ -100,7 +100,7 @@ def test_casting_the_model_leaves_codes_and_scales_alone(folder):
         ({"training": "qlora"}, "training is 'qlora'"),
         ({"weight_format": "nvfp4", "training": "full"}, "full training needs bf16"),
         ({"training": "none", "norms_trained": True}, "norms_trained adds"),
-        ({"compute_dtype": "int8"}, "compute_dtype is 'int8'"),
+        ({"compute_dtype": "int8"}, "no compute_dtype 'int8'"),
         ({"training": "lora", "lora_rank": 0}, "LoRA rank is 0"),
     ],
 )
