@@ -3,12 +3,10 @@
 import sys
 
 import pytest
-import torch
 
 from repro.__main__ import main
 from repro.data.problem import Problem, columns_of
 from repro.evidence.record import read_record
-from repro.reward import custom
 from repro.reward.custom import load_reward, pay, reward_named, try_reward
 from repro.reward.grader import GraderPool
 from repro.reward.score import score
@@ -107,17 +105,6 @@ def test_what_is_wrong_with_a_reward_is_a_sentence(named, sentence, write):
 def test_what_a_reward_returns_is_tried(returned, sentence, write):
     with pytest.raises(ValueError, match=sentence):
         reward_named(f"{write(f'def reward(completions): return {returned}')}:reward")
-
-
-def test_a_trial_ends_and_may_compute_beside_the_threads_of_this_process(write, monkeypatch):
-    monkeypatch.setattr(custom, "_MOST_WAIT", 3.0)
-    with pytest.raises(ValueError, match="within 3 seconds"):
-        reward_named(f"{write('import time; time.sleep(1000)')}:reward")
-    source = "import torch\ndef reward(completions): return torch.ones(1 << 20).exp()[:2].tolist()"
-    torch.set_num_threads(2)
-    torch.ones(1 << 20).exp()
-    reward_named(f"{write(source)}:reward")
-    torch.set_num_threads(1)
 
 
 def test_a_reward_gets_completions_and_golds_by_their_names(write):

@@ -125,13 +125,11 @@ def test_a_plan_refuses_a_place_of_records_that_is_no_folder(tmp_path, capsys, k
 
 
 def test_a_plan_whose_records_can_all_not_be_read_is_refused(tmp_path, capsys):
-    record = tmp_path / "smoke" / "table1" / "bf16" / "seed-0.json"
-    record.parent.mkdir(parents=True)
-    record.write_text("{")
-    line = ["plan", "table1", "--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path)]
-    assert main([*line, "--arms", "bf16,nf4"]) == 0
-    assert main([*line, "--arms", "bf16"]) == 2
-    assert str(record) in capsys.readouterr().err
+    (tmp_path / "smoke/table1/bf16").mkdir(parents=True)
+    (tmp_path / "smoke/table1/bf16/seed-0.json").write_text("{")
+    line = ["plan", "table1", "--tier", "smoke", "--seeds", "1", "--arms", "bf16", "--runs"]
+    assert main([*line, str(tmp_path)]) == 2
+    assert "seed-0.json" in capsys.readouterr().err
 
 
 def test_a_run_whose_reward_has_gone_since_is_fit_nowhere():
