@@ -63,7 +63,7 @@ def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
 def procedure_named(name: str) -> Procedure:
     """Return the procedure called `name`, importing its module; `ValueError` if there is none."""
     if name not in _PROCEDURES:
-        raise ValueError(unknown("procedure", name, sorted(_PROCEDURES)))
+        raise ValueError(unknown("procedure", sorted(_PROCEDURES), name))
     procedure: Procedure = _imported(_PROCEDURES[name])
     return procedure
 
