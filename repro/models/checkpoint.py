@@ -273,7 +273,7 @@ def write_quantized(
 
 def _require_convertible(source: Path, weight_format: str) -> None:
     if weight_format not in stored_layouts.LAYOUTS:
-        raise ValueError(unknown("format to write", list(stored_layouts.LAYOUTS), weight_format))
+        raise ValueError(unknown("stored format", list(stored_layouts.LAYOUTS), weight_format))
     verify(source)
     stored = read_description(source).stored_format
     if stored is not None:

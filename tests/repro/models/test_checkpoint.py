@@ -208,7 +208,7 @@ def test_a_policy_trained_here_keeps_the_recipe_of_its_records(make_checkpoint, 
 def test_existing_folders_other_formats_and_quantised_sources_are_refused(quantized, tmp_path):
     with pytest.raises(FileExistsError, match="never written over"):
         write_quantized(quantized, quantized)
-    with pytest.raises(ValueError, match="'nvfp4' and 'mxfp4' and 'nf4' only"):
+    with pytest.raises(ValueError, match="stored formats are nvfp4, mxfp4, nf4"):
         write_quantized(quantized, tmp_path / "new", "int4")
     with pytest.raises(CheckpointError, match="quantised already"):
         write_quantized(quantized, tmp_path / "new")
