@@ -255,7 +255,7 @@ def outcome_of(
     except EndedError as ended:
         return ended.kind, str(ended)
     except PeerLostError as lost:
-        # Of the missing the first rank tells, as `repro.distributed` says.
+        # Only the first rank knows which one is missing (`repro.distributed`): it speaks first.
         time.sleep(_NAMING_SECONDS * (1 if os.environ.get("RANK") == "0" else 2))
         return "lost", str(lost)
     except OSError as error:
