@@ -181,10 +181,10 @@ def _own_template(text: str) -> PromptTemplate:
 
     in_jinja = "{{" in text or "{%" in text
     rest = _SAID.sub(" ", text if in_jinja else text.replace("{question}", " "))
-    for foreign in _PLACEHOLDER.findall(rest):
+    if foreign := _PLACEHOLDER.search(rest):
         known = "{{ question }}" if in_jinja else "{question}"
         raise ValueError(
-            f"the template {text[:60]!r} holds {foreign}; what is filled in is {known}"
+            f"the template {text[:60]!r} holds {foreign[0]}; what is filled in is {known}"
         )
     compiled = functools.cache(ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string)
 
