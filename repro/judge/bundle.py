@@ -185,9 +185,10 @@ def read_bundle(path: Path) -> Bundle:
     head, *lines = text.decode().splitlines() or ["null"]
     require(len(lines) < _MOST_LINES, f"it has {len(lines)} lines; needs fewer than {_MOST_LINES}")
     named = finite_json(head)
-    kinds = isinstance(named, dict) and {type(named.get(key)) for key in ("target", "tier")}
+    stated = [named.get(key) for key in ("target", "tier")] if isinstance(named, dict) else [None]
     require(
-        kinds == {str}, f"its first line is {shown(named)}; needed are texts as target and tier"
+        all(isinstance(text, str) for text in stated),
+        f"its first line is {shown(named)}; needed are texts as target and tier",
     )
     records = tuple(
         parse_record(raw, f"record {number}")
