@@ -1,9 +1,8 @@
 """Analysis plans as they were first written down: the lines of `expected/plans.jsonl.xz`.
 
-One JSON object per target, tier, device and plan that blessed records carry; compressed, since
-they repeat each other. A plan's digest is in
-each record that was made under it (`repro.run.analysis_plan`), so a plan that was edited is
-nobody's, and refused.
+One JSON object per plan that blessed records carry; compressed, since they repeat each other. A
+plan's digest is in each record that was made under it (`repro.run.analysis_plan`), so a plan that
+was edited is nobody's, and refused.
 
 Plans made before 2026-11-28 were spelled in another way, and their records carry the digests of
 that spelling. They were translated once, from that of commit d912b161. They hold the outcomes that
@@ -17,7 +16,7 @@ import dataclasses
 import functools
 import json
 import lzma
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,18 +42,12 @@ _TRANSLATED = {
 }
 
 
-class PlanError(ValueError):
-    """Plans that cannot be used; the message names the file."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPlan:
-    """The plan of one target, and when it was made.
+    """A plan, and when it was made.
 
     Attributes
     ----------
-    target, tier, device
-        Whose records carry it, and where they were made.
     made
         ISO 8601 time, UTC, of the first time that it was written down.
     commit, dirty
@@ -65,65 +58,46 @@ class KeptPlan:
         `repro.run.analysis_plan.analysis_plan`, as JSON values.
     """
 
-    target: str
-    tier: str
-    device: str
     made: str
     commit: str
     dirty: bool | None
     digest: str
     plan: dict[str, Any]
 
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What there is one of, and the order of lines."""
-        return self.tier, self.device, self.target, self.digest
-
     def to_text(self, indent: int | None = None) -> str:
         """Return it as JSON text, on one line without an indent."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True, indent=indent) + "\n"
 
 
-def read_plans(expected: Path) -> list[KeptPlan]:
-    """Return the kept plans, none without the file; `PlanError` where it is broken."""
+def parse_plan(text: str) -> KeptPlan:
+    """Return the plan of a JSON text; one with another digest than it says raises `ValueError`."""
+    raw = json.loads(text)
+    item = KeptPlan(**{field.name: raw[field.name] for field in dataclasses.fields(KeptPlan)})
+    found = digest_of(item.plan)
+    if item.digest != found and _TRANSLATED.get(item.digest[:12]) != found[:12]:
+        raise ValueError(f"a plan has another digest than it says, {item.digest[:12]}")
+    return item
+
+
+def read_plans(expected: Path) -> dict[str, KeptPlan]:
+    """Return the kept plans by digest, none without the file; `ValueError` where it is broken."""
     path = expected / FILE
-    if not path.is_file():
-        return []
     try:
-        plans = _read(path, stamp_of(path))
-    except (OSError, ValueError, TypeError, lzma.LZMAError) as error:
-        raise PlanError(f"{path}: not readable: {error}") from error
-    for item in plans:
-        found = digest_of(item.plan)
-        if item.digest != found and _TRANSLATED.get(item.digest[:12]) != found[:12]:
-            where = f"{path}: the plan of {item.target}, {item.tier} tier"
-            raise PlanError(f"{where}, has another digest than its line says, {item.digest[:12]}")
-    return list(plans)
+        return dict(_read(path, stamp_of(path))) if path.is_file() else {}
+    except (OSError, KeyError, TypeError, ValueError, lzma.LZMAError) as error:
+        raise ValueError(f"{path}: not readable: {error}") from error
 
 
 # Every check asks for the same plans; the stamp tells when they were changed.
 @functools.lru_cache(maxsize=8)
-def _read(path: Path, stamp: str) -> tuple[KeptPlan, ...]:
-    lines = lzma.decompress(path.read_bytes()).decode().splitlines()
-    return tuple(KeptPlan(**json.loads(line)) for line in lines)
+def _read(path: Path, stamp: str) -> dict[str, KeptPlan]:
+    plans = map(parse_plan, lzma.decompress(path.read_bytes()).decode().splitlines())
+    return {item.digest: item for item in plans}
 
 
-def keep_plans(items: Iterable[KeptPlan], expected: Path, replaced: str = "") -> Path:
-    """Write the lines of plans beside those that are there; return the file.
-
-    Parameters
-    ----------
-    replaced
-        A target of which no other plan stays on the devices and tiers of `items`.
-    """
-    new = {item.key: item for item in items}
-    places = {(item.tier, item.device) for item in new.values()}
-    others = {
-        item.key: item
-        for item in read_plans(expected)
-        if item.target != replaced or (item.tier, item.device) not in places
-    }
-    kept = [item for _, item in sorted((others | new).items())]
+def keep_plans(plans: Mapping[str, KeptPlan], expected: Path) -> Path:
+    """Write plans by digest in place of those that are there; return the file."""
+    kept = sorted(plans.values(), key=lambda one: (one.plan["tier"], one.plan["target"], one.made))
     text = "".join(item.to_text() for item in kept)
     replace_files({expected / FILE: lzma.compress(text.encode(), preset=PRESET)})
     return expected / FILE

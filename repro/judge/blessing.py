@@ -19,7 +19,6 @@ from pathlib import Path
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.origins import devices_of, is_clean, mixed_devices, mixed_sources
-from repro.evidence.plans import keep_plans, read_plans
 from repro.evidence.record import Record
 from repro.evidence.store import (
     Blessed,
@@ -31,7 +30,7 @@ from repro.evidence.store import (
 )
 from repro.evidence.verdicts.verdict import MINIMUM_SEEDS
 from repro.judge.gathering import Evidence, gather
-from repro.run.analysis_plan import carried_plans, needs_plan
+from repro.run.analysis_plan import keep_carried_plans, needs_plan
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import Selection, changes_of, select, selections_of
 from repro.spec.checks import require
@@ -193,9 +192,7 @@ def bless(
     path = stored_path(expected, tier.value, target.name, device)
     paths = write_stored(path, names, [compact(record, exact) for record in own])
     if needs_plan(target, tier):
-        records, earlier = evidence.all_records(), read_plans(expected)
-        plans = carried_plans(target, tier, records, runs, earlier, evidence.device)
-        paths.append(keep_plans(plans, expected, replaced=target.name))
+        paths.append(keep_carried_plans(selection, evidence.all_records(), runs, expected))
     return paths
 
 

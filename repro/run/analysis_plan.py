@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.origins import PLAN_INPUT
-from repro.evidence.plans import KeptPlan
+from repro.evidence.plans import KeptPlan, keep_plans, parse_plan, read_plans
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Record
 from repro.evidence.verdicts.rules import rules
@@ -100,29 +100,25 @@ def plan_inputs(run: RunConfig) -> dict[str, str]:
 
 
 class Plans:
-    """The plans under which a selection's records may have been made.
+    """The plans under which a selection's records may have been made: its own, and those kept."""
 
-    Parameters
-    ----------
-    kept
-        Those among the expectations.
-    """
-
-    def __init__(self, selection: Selection, plans: Iterable[KeptPlan]) -> None:
+    def __init__(self, selection: Selection, kept: Mapping[str, KeptPlan]) -> None:
         self.selection = selection
         target, tier = selection.target, selection.tier
-        self.needed = needs_plan(target, tier)
         self.key = f"{PLAN_INPUT}{target.name}"
-        self.present, self.by_digest = "", dict[str, Mapping[str, Any]]()
-        if self.needed:
-            self.present, place = plan_digest(target.name, tier), (target.name, tier.value)
-            own = (item for item in plans if (item.target, item.tier) == place)
-            self.by_digest = {item.digest: item.plan for item in own}
+        # Without a plan nothing is asked of records.
+        self.present = plan_digest(target.name, tier) if needs_plan(target, tier) else ""
+        self.by_digest: dict[str, Mapping[str, Any]] = {
+            digest: item.plan
+            for digest, item in kept.items()
+            if (item.plan["target"], item.plan["tier"]) == (target.name, tier.value)
+        }
+        if self.present:
             self.by_digest[self.present] = analysis_plan(target, tier)
 
     def refusal(self, record: Record) -> str | None:
         """Return why a record was made under none of them, or None."""
-        if not self.needed:
+        if not self.present:
             return None
         name, carried = self.selection.target.name, record.inputs.get(self.key)
         if carried is None:
@@ -139,7 +135,7 @@ class Plans:
         source, tier = self.selection.source, self.selection.tier
         if tier not in source.scales:
             return ()
-        if not self.needed:
+        if not self.present:
             return source.planned_seeds(tier)
         carried = self.carried(records)
         return tuple(dict.fromkeys(seed for digest in carried for seed in self._seeds(digest)))
@@ -151,7 +147,7 @@ class Plans:
 
     def post_hoc(self, claim: Claim, records: Iterable[Record]) -> str:
         """Return why a claim is not judged by rules fixed before the runs; empty where it is."""
-        if not self.needed:
+        if not self.present:
             return ""
         carried = self.carried(records)
         late = [digest[:12] for digest in carried if not self._is_stated(claim, digest)]
@@ -187,73 +183,54 @@ def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:
     """Write the plans of all targets that read `runs`, unless they are there; return new paths."""
     read = {(key.removeprefix(PLAN_INPUT), run.tier) for run in runs for key in plan_inputs(run)}
     written = []
-    for name, tier in sorted(read):
-        path = _plan_path(name, Tier(tier), plan_digest(name, Tier(tier)), folder)
+    for name, of_tier in sorted(read):
+        tier = Tier(of_tier)
+        path = _plan_path(name, tier, plan_digest(name, tier), folder)
         # Another start may write it at the same time.
         with contextlib.suppress(FileExistsError):
             if not path.exists():
-                written.append(
-                    write_new(path, present_plan(name, Tier(tier), "").to_text(indent=1))
-                )
+                written.append(write_new(path, present_plan(name, tier).to_text(indent=1)))
     return written
 
 
-def carried_plans(
-    target: Target,
-    tier: Tier,
-    records: Iterable[Record],
-    runs: Path,
-    earlier: Sequence[KeptPlan],
-    device: str | None,
-) -> list[KeptPlan]:
-    """Return the plans that a target's records carry, each as it was first written down.
+def keep_carried_plans(
+    selection: Selection, records: Iterable[Record], runs: Path, expected: Path
+) -> Path:
+    """Keep the plans that records carry, each as it was first written down; return their file.
 
     Those of the figures that read the records are among them: they have no records of their own.
+    The target's present plan is made now where nobody had written it down.
 
     Parameters
     ----------
     runs
         The folder of records; `run` wrote the plans beside them before the first of them began.
-    earlier
-        The plans among the expectations.
-
-    Returns
-    -------
-    list
-        For each plan (by its digest) the line made first. The target's present plan
-        is among them, made now where nobody had written it down.
     """
+    target, tier = selection.source, selection.tier
+    kept = read_plans(expected)
     carried = {
         (key.removeprefix(PLAN_INPUT), digest)
         for record in records
         for key, digest in record.inputs.items()
         if key.startswith(PLAN_INPUT)
     }
-    plans = []
-    for name, digest in sorted(carried):
-        path, written = _plan_path(name, tier, digest, runs), []
-        if path.is_file():
-            place = {"target": name, "tier": tier.value, "device": device or ""}
-            written = [KeptPlan(**json.loads(path.read_text(encoding="utf-8")) | place)]
-        key = (tier.value, device or "", name, digest)
-        known = [item for item in (*earlier, *written) if item.key == key]
-        if not known and name == target.name and digest == plan_digest(name, tier):
-            known = [present_plan(name, tier, device or "")]
-        plans += [min(known, key=lambda item: item.made)] if known else []
-    return plans
+    for name, digest in carried:
+        path = _plan_path(name, tier, digest, runs)
+        if digest not in kept and path.is_file():
+            kept[digest] = parse_plan(path.read_text(encoding="utf-8"))
+        elif digest not in kept and (name, digest) == (target.name, plan_digest(name, tier)):
+            kept[digest] = present_plan(name, tier)
+    return keep_plans(kept, expected)
 
 
 def _plan_path(name: str, tier: Tier, digest: str, folder: Path) -> Path:
     return folder / tier.value / "plans" / f"{name}-{digest[:12]}.json"
 
 
-def present_plan(name: str, tier: Tier, device: str) -> KeptPlan:
+def present_plan(name: str, tier: Tier) -> KeptPlan:
     """Return the present plan of the target called `name`, made now."""
     commit, dirty = source_commit()
     return KeptPlan(
-        target=name,
-        tier=tier.value,
-        device=device,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=commit,
         dirty=dirty,

@@ -101,7 +101,6 @@ def plan_on_record(**changes):
     """Return an earlier plan of Figure 9 with other parts."""
     plan = plans.analysis_plan(find("study_schedules"), Tier.MINI) | {"version": 0} | changes
     return KeptPlan(
-        target="study_schedules", tier="mini", device="nvidia_h200",
         made="2026-01-02T03:04:05+00:00",
         commit="0" * 40, dirty=False, digest=digest_of(plan), plan=plan,
     )  # fmt: skip
@@ -120,7 +119,7 @@ def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(tmp_path, planned_r
     (tmp_path / "expected").mkdir()
     refused = check_selection(selected("study_schedules"), tmp_path / "runs", tmp_path / "expected")
     assert "plan of study_schedules" in refused.evidence.refused[0][1]
-    keep_plans([earlier_plan], tmp_path / "expected")
+    keep_plans({earlier_plan.digest: earlier_plan}, tmp_path / "expected")
     checked = check_selection(selected("study_schedules"), tmp_path / "runs", tmp_path / "expected")
     assert not checked.evidence.refused
     for verdict in checked.verdicts:
@@ -150,7 +149,7 @@ def test_a_claim_is_post_hoc_where_its_plan_has_another_claim_family_or_rule():
         ({"rules": changed_rules(**{"a case that is gone": "1"})}, True),
     ):
         earlier_plan = plan_on_record(**changes)
-        plan = plans.Plans(selected("study_schedules"), [earlier_plan])
+        plan = plans.Plans(selected("study_schedules"), {earlier_plan.digest: earlier_plan})
         record = dataclasses.replace(record, inputs={"plan:study_schedules": earlier_plan.digest})
         assert bool(plan.post_hoc(claim, [record])) is late, changes
 
@@ -177,7 +176,7 @@ def test_a_changed_rule_of_judging_is_another_plan(monkeypatch):
 
 
 def test_today_s_code_judges_as_that_of_every_kept_plan_did():
-    kept = read_plans(expected_folder(None))
+    kept = read_plans(expected_folder(None)).values()
     assert kept
     assert all(item.plan["rules"].items() <= rules().items() for item in kept)
 
