@@ -223,7 +223,6 @@ def _add_regress(commands: _Commands[argparse.ArgumentParser]) -> None:
     _flag(parser, "targets", "TARGET", chosen, nargs="*")
     folder = "continue in this folder (default: a new one, runs/regress/DATE-COMMIT)"
     _flag(parser, "--runs", "FOLDER", folder)
-    _switch(parser, "--baseline", "measure all seeds, so that the records can be stored")
     _add(parser, "expected")
 
 

@@ -1,8 +1,7 @@
-"""A judgement written down: plain lines, and all of them as Markdown."""
+"""A judgement written down, in plain lines."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,9 +10,6 @@ from repro.evidence.printable import one_line
 from repro.judge.as_before import VERDICTS, Side
 from repro.regression.judgement import Judgement
 from repro.report.verdict_words import row_text
-
-LINES = 10
-_PROBLEMS_SHOWN = 3
 
 
 def headline(judgement: Judgement) -> str:
@@ -27,28 +23,23 @@ def headline(judgement: Judgement) -> str:
     return f"fine: none of {rows} values is shown to be worse by more than its threshold"
 
 
-def plain_lines(judgement: Judgement, files: str = "", most: int | None = LINES) -> list[str]:
-    """Return lines without markup: verdict, counts, reasons, the worst rows.
+def judgement_text(judgement: Judgement, files: str = "") -> str:
+    """Return plain lines: verdict, counts, reasons, the rows that are not unchanged, origins.
 
     Parameters
     ----------
     files
         Where the rest is, for the last line.
-    most
-        How many lines there may be; None for all rows and reasons.
     """
     found = Counter(row.verdict for row in judgement.rows)
-    counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS)
-    first = [headline(judgement), counts]
-    last = [line for line in (provenance_text(judgement), files) if line]
-    problems = judgement.every_problem
-    if most is not None and len(problems) > _PROBLEMS_SHOWN:
-        more = len(problems) - (_PROBLEMS_SHOWN - 1)
-        problems = [*problems[: _PROBLEMS_SHOWN - 1], f"and {more} more reasons"]
-    changed = [row for row in judgement.rows if row.verdict != "unchanged"]
-    middle = [*problems, *map(row_text, changed)]
-    room = None if most is None else most - len(first) - len(last)
-    return [one_line(line) for line in (*first, *middle[:room], *last)]
+    lines = [
+        headline(judgement),
+        ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS),
+        *judgement.every_problem,
+        *(row_text(row) for row in judgement.rows if row.verdict != "unchanged"),
+        *filter(None, (provenance_text(judgement), files)),
+    ]
+    return "".join(f"{one_line(line)}\n" for line in lines)
 
 
 def provenance_text(judgement: Judgement) -> str:
@@ -89,15 +80,3 @@ def _origin(sides: Sequence[Side]) -> str:
     devices = ", ".join(sorted(str(device or "no GPU") for device in devices_of(records)))
     commits = ", ".join(named_commits(records, 12))
     return f"{names} ({devices}, commit {commits})"
-
-
-def print_judgement(judgement: Judgement, files: str = "") -> None:
-    """Print ten plain lines at most; on a terminal, all rows that are not unchanged."""
-    lines = plain_lines(judgement, files, LINES if not sys.stdout.isatty() else None)
-    sys.stdout.write("".join(line + "\n" for line in lines))
-
-
-def markdown(judgement: Judgement) -> str:
-    """Return the judgement as a CI step's summary has it: every line, as it is."""
-    lines = plain_lines(judgement, most=None)
-    return "\n".join([f"## Regression: {judgement.status}", "", "```", *lines, "```", ""])
