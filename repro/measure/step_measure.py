@@ -301,7 +301,7 @@ def _measure(
         )  # fmt: skip
         before = parameter_image(policy)
         state = fresh_state(t.learner.run)
-        for _ in range(0 if point.memory_only else scale.warm_up):
+        for _ in range(scale.warm_up):
             warm_up(t, state, scale.warm_up_tokens)
         for _ in range(scale.steps):
             if bench.should_stop():

@@ -89,9 +89,9 @@ class StepPoint:
     slots
         Rows sampled at once; 0 samples all rows at once.
     memory_only
-        Nothing is timed: without a warm-up, and the update goes over two micro-batches alone. The
-        second meets the first's gradients, so further ones add nothing to the peak. Cache and
-        engine are those of the whole step.
+        Nothing is timed, and the update goes over two micro-batches alone. The second meets the
+        first's gradients, and the moments that the warm-up left, so further ones add nothing to
+        the peak. Cache and engine are those of the whole step.
     lengths
         `full`: every completion has `completion_tokens`. `spread`: each has a length of its own,
         new in every step, log-normal with mean `mean_tokens` and a deviation of half of it, cut at
