@@ -1,18 +1,23 @@
-"""Which points of a rollout fit a device, from shapes alone, before anything is loaded.
+"""Which points of a measurement fit a device, from shapes alone, before anything is loaded.
 
-The bytes of `repro.models.memory_plan`'s rollout phase, without what belongs to training, and with
-the cache of an engine that shares no prompt: every row has all blocks of its own.
+A rollout takes the bytes of `repro.models.memory_plan`'s rollout phase, without what belongs to
+training, and with the cache of an engine that shares no prompt: every row has all blocks of its
+own.
 
 An engine would run with a smaller cache, too, and let rows wait: what it measured then would be its
-queue. So rows that do not all fit are not measured. Needs no torch.
+queue. So rows that do not all fit are not measured. A step has rows wait, and must hold one alone.
+Needs no torch.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 from repro.evidence.not_run import needs
 from repro.models.memory_plan import StepShape, plan_memory, weight_bytes
-from repro.spec.arm import Arm
+from repro.spec.arm import Arm, OptimizerName
 from repro.spec.shapes import shape_named
+from repro.spec.step_scale import StepPoint
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 
 
@@ -58,3 +63,31 @@ def not_fitting(scale: ThroughputScale, arm: Arm, total_bytes: int) -> dict[str,
         for cell, nbytes in planned.items()
         if nbytes > total_bytes
     }
+
+
+def unfitted_step(point: StepPoint, arm: Arm, optimizer: OptimizerName) -> StepShape:
+    """Return an arm's step at a point with all rows at once, or as many as the point says.
+
+    A micro-batch has one row where the point does not say more, and no block is kept.
+    """
+    # Few spread rows are twice as long as the mean, and all share the cache.
+    planned_tokens = min(point.completion_tokens, 2 * point.expected_tokens)
+    return StepShape(
+        shape=shape_named(point.model),
+        weight_format=arm.weight_format,
+        rank=point.lora_rank or arm.lora_rank,
+        prompts=point.prompts,
+        group=point.group,
+        prompt_tokens=point.prompt_tokens,
+        completion_tokens=planned_tokens,
+        slots=point.slots or point.rows,
+        micro_tokens=point.micro_tokens or point.prompt_tokens + planned_tokens,
+        optimizer=optimizer,
+        rollout_adapter=arm.rollout_adapter,
+    )
+
+
+def least_of_step(point: StepPoint, arm: Arm, optimizer: OptimizerName) -> int:
+    """Return the bytes of an arm's step at a point with one row at once."""
+    smallest = dataclasses.replace(point, slots=1, micro_tokens=point.row_tokens)
+    return plan_memory(unfitted_step(smallest, arm, optimizer)).peak

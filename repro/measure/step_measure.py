@@ -34,6 +34,7 @@ from repro.measure.device_state import (
     retries,
     slowed_us,
 )
+from repro.measure.rollout_plan import least_of_step, unfitted_step
 from repro.measure.step_metrics import (
     PointFacts,
     PointResult,
@@ -65,9 +66,7 @@ from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.for_policy import CopySampler, FoldedSampler
 from repro.rollout.state import Statistics
-from repro.spec.arm import RolloutAdapter, WeightFormat
 from repro.spec.config import derive_seed
-from repro.spec.shapes import shape_named
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.spec.tier import usable_bytes
 
@@ -107,48 +106,21 @@ class Bench:
             self.timed_retries[name] = self.timed_retries.get(name, 0) + count
 
 
-def step_shape(
-    point: StepPoint,
-    weight_format: WeightFormat,
-    rank: int,
-    scale: StepScale,
-    budget: int,
-    *,
-    keeps: bool = True,
-    fitted: bool = True,
-    rollout_adapter: RolloutAdapter = "apart",
-) -> StepShape:
+def step_shape(point: StepPoint, arm: StepArm, scale: StepScale, budget: int) -> StepShape:
     """Return the step that the memory plan chooses where the point leaves it the choice.
 
     As many rows at once as fit, in waves of equal numbers of rows; then the micro-batches and kept
-    blocks. Where not all rows fit, the cache is given back for the update, and taken again.
-
-    `keeps` says whether blocks may be kept; where a policy's own modules multiply, they may not.
-    Without `fitted` the least is planned: one row of a micro-batch, no kept block.
+    blocks. Where not all rows fit, the cache is given back for the update, and taken again. Where a
+    policy's own modules multiply, no block is kept.
     """
-    # Few spread rows are twice as long as the mean, and all share the cache.
-    planned_tokens = min(point.completion_tokens, 2 * point.expected_tokens)
-    step = StepShape(
-        shape=shape_named(point.model),
-        weight_format=weight_format,
-        rank=rank,
-        prompts=point.prompts,
-        group=point.group,
-        prompt_tokens=point.prompt_tokens,
-        completion_tokens=planned_tokens,
-        slots=point.slots or point.rows,
-        micro_tokens=point.micro_tokens or point.prompt_tokens + planned_tokens,
-        optimizer=scale.optimizer,
-        rollout_adapter=rollout_adapter,
-    )
-    if not fitted:
-        return step
+    step = unfitted_step(point, arm, scale.optimizer)
     if not point.slots and plan_memory(step).peak > budget * SLOTS_SHARE:
         step = dataclasses.replace(step, keep_cache=False)
         waves = -(-point.rows // fit_slots(step, budget).slots)
         step = dataclasses.replace(step, slots=-(-point.rows // waves))
     if point.micro_tokens:
         return step
+    keeps = arm.linears == "kernels" and arm.training == "lora"
     return fit_update(step, int(budget * FILLED_SHARE), kept=None if keeps else 0)
 
 
@@ -238,7 +210,7 @@ def build_policy(arm: StepArm, point: StepPoint, seed: int) -> Policy:
     policy = random_policy(
         f"qwen2.5-{point.model}",
         weight_format=arm.weight_format,
-        lora_rank=0 if full else rank_of(arm, point),
+        lora_rank=0 if full else point.lora_rank or arm.lora_rank,
         seed=derive_seed(seed, "weights"),
         device="cuda",
         full=full,
@@ -247,20 +219,11 @@ def build_policy(arm: StepArm, point: StepPoint, seed: int) -> Policy:
     return policy
 
 
-def rank_of(arm: StepArm, point: StepPoint) -> int:
-    """Return the LoRA rank at a point."""
-    return point.lora_rank or arm.lora_rank
-
-
 def _is_hopeless(bench: Bench, arm: StepArm, point: StepPoint, budget: int) -> bool:
     """Whether a point needs far too much by the plan, one row at once; if so, note how much."""
     if arm.training == "full" or arm.linears != "kernels":
         return False  # neither has a plan
-    smallest = dataclasses.replace(point, slots=1, micro_tokens=point.row_tokens)
-    rank = rank_of(arm, point)
-    shape = step_shape(smallest, arm.weight_format, rank, bench.scale, budget, fitted=False,
-                       rollout_adapter=arm.rollout_adapter)  # fmt: skip
-    least = plan_memory(shape).peak
+    least = least_of_step(point, arm, bench.scale.optimizer)
     if least > _HOPELESS * budget:
         sentence = needs(least, budget, "by the plan")
         bench.results[point.name, way_of(arm)] = PointResult(out_of_memory=sentence)
@@ -272,12 +235,9 @@ def _measure(
 ) -> bool:
     """Warm up and measure the repeats of a point into its entry; return False when stopped."""
     scale = bench.scale
-    own = arm.linears == "kernels" and arm.training == "lora"
-    rank = rank_of(arm, point)
     several = point.ranks > 1
     share = dataclasses.replace(point, prompts=point.prompts // point.ranks)
-    planned = step_shape(share, arm.weight_format, rank, scale, budget, keeps=own,
-                         rollout_adapter=arm.rollout_adapter)  # fmt: skip
+    planned = step_shape(share, arm, scale, budget)
     part, shape = first_wave(share, planned)
     waves = share.prompts // part.prompts
     config = engine_config(part, shape)

@@ -14,8 +14,7 @@ metric is the median over the repeats, which the record has as a series of the m
 point of several GPUs has `efficiency_p`, the tokens a second and GPU of all repeats together over
 those of its twin on one GPU: repeats draw rows of their own, so they are added up, not paired; and
 `exchange_share_p`, the first rank's seconds of exchanges but of grades, once all had come, over the
-step's. A point that samples part of its rows' tokens has no metric in which the rollout's time
-takes part; one that measures memory only has the last three.
+step's. A point that measures memory only has the last three of the first list.
 """
 
 from __future__ import annotations
@@ -34,9 +33,6 @@ from repro.spec.step_scale import StepArm, StepPoint
 
 _RATIOS = {"speedup": "total", "update_ratio": "update", "rollout_ratio": "rollout"}
 _OVER_EQUAL = {"rollout": "rollout", "update": "update", "step": "total"}
-# Metrics that say nothing where rows were filled up instead of sampled.
-_OF_THE_ROLLOUT = ("step_seconds", "rollout_seconds", "tokens_per_second", "speedup",
-                   "rollout_ratio")  # fmt: skip
 
 StepTimes = Mapping[str, Any]
 
@@ -127,8 +123,6 @@ def series_of(
     if equal is not None and equal.repeats:
         for name, phase in _OVER_EQUAL.items():
             series[f"{name}_over_equal"] = _quotients(repeats, equal.repeats, phase)
-    if not point.whole:
-        series = {name: values for name, values in series.items() if name not in _OF_THE_ROLLOUT}
     return {f"{name}_{point.name}": list(values) for name, values in series.items()}
 
 
@@ -203,9 +197,8 @@ def step_line(point: StepPoint, way: str, repeat: StepTimes, facts: PointFacts) 
     if "update_share" in facts:
         share, rate = 100 * facts["update_share"], facts["product_tflops"]
         text += f" ({share:.0f} % of {rate:.0f} TFLOP/s)"
-    if point.whole:
-        text = f"rollout {repeat['rollout']:.1f} s, {text}, step {repeat['total']:.1f} s"
-    return f"{point.name} {way}: {text}"
+    rollout, step = f"rollout {repeat['rollout']:.1f} s", f"step {repeat['total']:.1f} s"
+    return f"{point.name} {way}: {rollout}, {text}, {step}"
 
 
 def _unit(metric: str) -> str:

@@ -2,7 +2,7 @@
 
 What is timed is `repro.rl.trainer.iterate`, the step of every tier. Four of its parts are of the
 measurement's own making: prompts of random tokens; completions that end at their limit alone, one
-for all rows or one for each, of which a point may sample only the first tokens; a grader whose
+for all rows or one for each, of which a point of memory samples the first tokens; a grader whose
 verdict is not used, since random weights never answer right; and a clock that records an event on
 the device at each mark.
 
@@ -130,7 +130,7 @@ def timed_step(t: Training, state: TrainState, waves: int = 1) -> dict[str, Any]
 
     `waves` iterations like it make up the step, so seconds and tokens are multiplied by that.
     Returns seconds by phase, in `total` and in `exchange` among ranks, the step's `grad_norm` and
-    `completion_tokens`; where every token was sampled, also `sampler_trainer_abs_diff_mean`.
+    `completion_tokens`; where time is measured, also `sampler_trainer_abs_diff_mean`.
     """
     before = state.facts.get("rows", {}).get("tokens_sampled", 0)
     spent = t.learner.ranks.spent
@@ -142,7 +142,7 @@ def timed_step(t: Training, state: TrainState, waves: int = 1) -> dict[str, Any]
     measured = {name: waves * value for name, value in measured.items()}
     names = ["grad_norm"]
     sampler = t.learner.sampler
-    if isinstance(sampler, PointSampler) and sampler.point.whole:
+    if isinstance(sampler, PointSampler) and not sampler.point.memory_only:
         names.append("sampler_trainer_abs_diff_mean")
     return measured | {name: state.series[name][-1] for name in names}
 

@@ -52,11 +52,6 @@ from repro.spec.facts import Facts, Timing
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 
 
-def measure_throughput(run: RunConfig, context: RunContext) -> Measured:
-    """Carry out a single run; see `measure_seeds`."""
-    return measure_seeds([run], context)[0]
-
-
 def measure_seeds(runs: Sequence[RunConfig], context: RunContext) -> list[Measured]:
     """Sample every point and batch of the scale with the arm's policy, once per seed.
 

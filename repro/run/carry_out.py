@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.environment import capture_environment, steady_now
-from repro.evidence.procedure import Measured, Procedure, Progress, RunContext
+from repro.evidence.procedure import Measured, Progress, RunContext
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, record_of
 from repro.run.analysis_plan import plan_inputs
@@ -30,13 +30,13 @@ _PROCEDURES = {
     "dose": "repro.procedures.dose:measure_dose",
     "pretrain": "repro.procedures.pretrain:pretrain_policy",
     "operation": "repro.measure.operation:measure_operations",
-    "throughput": "repro.measure.throughput:measure_throughput",
+    "throughput": "repro.measure.throughput:measure_seeds",
     "step_time": "repro.measure.step_time:measure_steps",
 }
 
 # Procedures that carry out all runs of one arm together, because loading takes longest. Each takes
-# several runs that differ only in their seed.
-_TOGETHER = {"throughput": "repro.measure.throughput:measure_seeds"}
+# several runs that differ only in their seed, and returns what each has measured.
+_TOGETHER = ("throughput",)
 
 
 def launched_ranks() -> int:
@@ -60,16 +60,11 @@ def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def procedure_named(name: str) -> Procedure:
+def procedure_named(name: str) -> Any:
     """Return the procedure called `name`, importing its module; `ValueError` if there is none."""
     if name not in _PROCEDURES:
         raise ValueError(unknown("procedure", sorted(_PROCEDURES), name))
-    procedure: Procedure = _imported(_PROCEDURES[name])
-    return procedure
-
-
-def _imported(place: str) -> Any:
-    module, function = place.split(":")
+    module, function = _PROCEDURES[name].split(":")
     return getattr(importlib.import_module(module), function)
 
 
@@ -142,9 +137,9 @@ def keep(
 
 
 def _measure(runs: Sequence[RunConfig], context: RunContext) -> list[Measured]:
-    name = runs[0].procedure
-    if name in _TOGETHER:
-        measurements: list[Measured] = _imported(_TOGETHER[name])(runs, context)
-        return measurements
+    procedure = procedure_named(runs[0].procedure)
+    if runs[0].procedure in _TOGETHER:
+        measured: list[Measured] = procedure(runs, context)
+        return measured
     (run,) = runs
-    return [procedure_named(name)(run, context)]
+    return [procedure(run, context)]

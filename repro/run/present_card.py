@@ -14,13 +14,11 @@ from importlib import metadata
 
 from repro.evidence.environment import KERNELS
 from repro.evidence.not_run import needs
-from repro.measure.rollout_plan import not_fitting
-from repro.models.memory_plan import StepShape, plan_memory
+from repro.measure.rollout_plan import least_of_step, not_fitting
 from repro.spec import tier
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
-from repro.spec.shapes import shape_named
-from repro.spec.step_scale import StepPoint, StepScale
+from repro.spec.step_scale import StepScale
 from repro.spec.throughput_scale import ThroughputScale
 from repro.spec.tier import CudaDevice
 
@@ -91,7 +89,7 @@ def points_left_out(run: RunConfig, device_bytes: int) -> dict[str, str]:
         return {}
     if getattr(arm, "linears", "kernels") != "kernels":
         return {}  # has no plan
-    least = {point.name: _least(point, run) for point in scale.points}
+    least = {p.name: least_of_step(p, arm, scale.optimizer) for p in scale.points}
     return {
         name: needs(nbytes, device_bytes, "by the plan")
         for name, nbytes in least.items()
@@ -104,21 +102,3 @@ def measured_parts(run: RunConfig) -> int:
     if isinstance(run.scale, ThroughputScale):
         return sum(len(point.batches) for point in run.scale.points)
     return len(run.scale.points) if isinstance(run.scale, StepScale) else 0
-
-
-def _least(point: StepPoint, run: RunConfig) -> int:
-    """Return the bytes of a step's point with one row at once."""
-    step = StepShape(
-        shape=shape_named(point.model),
-        weight_format=run.arm.weight_format,
-        rank=point.lora_rank or run.arm.lora_rank,
-        prompts=point.prompts,
-        group=point.group,
-        prompt_tokens=point.prompt_tokens,
-        completion_tokens=min(point.completion_tokens, 2 * point.expected_tokens),
-        slots=1,
-        micro_tokens=point.row_tokens,
-        optimizer=run.scale.optimizer,
-        rollout_adapter=run.arm.rollout_adapter,
-    )
-    return plan_memory(step).peak

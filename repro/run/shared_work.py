@@ -1,13 +1,14 @@
 """Which runs this start carries out, where several starts share one folder of records.
 
-A start claims a run before it begins: it locks the file `seed-<n>.lock` beside the place of the
+A start claims a task before it begins: it locks the file `seed-<n>.lock` beside the place of the
 record (`flock`), and looks for the record again, for another start may have written it since. A
 lock is the process's own: it ends with it, however it ends, so there is no stale one to break; the
-file that a killed process leaves says nothing and is locked by the next. Runs that another start
+file that a killed process leaves says nothing and is locked by the next. Tasks that another start
 has claimed are left to it and asked for again, in case it dies. A run that another start tried and
 recorded as failed is not tried again by this one.
 
-At the systems tier one lock stands for all runs: measurements need the device to themselves.
+At the systems tier one lock stands for all runs: measurements need the device to themselves. Only
+there has a task several runs, so that one lock claims a task.
 
 On network disks Linux turns `flock` into a lock at the server, which ends with the process or,
 after a while, with its machine. Where a disk has no locks at all, a sentence says that two starts
@@ -15,8 +16,7 @@ must not share the folder.
 
 Easy to get wrong: looking for the record before the lock is held; removing the lock's file while
 another process waits for it, after which two hold a lock of that name (so a lock counts only if its
-file is still the one at that path); claiming the runs of one task one by one while another start
-does the same, which mixes them between both (so only one start claims at a time).
+file is still the one at that path).
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ from repro.run.worker import Task
 from repro.spec.config import RunConfig
 from repro.spec.tier import Tier
 
-_GATE = "claims.lock"
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A task's runs: claimed for this process, busy in another, recorded `elsewhere`; or None."""
+    """A task: claimed for this process, or busy in another; its runs recorded `elsewhere`."""
 
     claimed: Task | None = None
     busy: Task | None = None
@@ -63,7 +62,7 @@ class RunLocks:
     ) -> None:
         self._runs, self._show = runs, show
         self._descriptors: dict[Path, int | None] = {}
-        self._failures = {run.digest(): self._count_failures(run) for run in pending}
+        self._failures = {run.digest(): failures_of(run, runs) for run in pending}
         self._shown: set[str] = set()
 
     def __enter__(self) -> RunLocks:
@@ -74,44 +73,24 @@ class RunLocks:
             self._unlock(path)
 
     def take(self, task: Task) -> Reservation:
-        """Reserve the runs of a task that are free."""
-        gate = self._runs / _GATE
-        if not self._lock(gate):
+        """Reserve what of a task another start is not at and has not recorded."""
+        path = self._path(task.run)
+        if not self._lock(path):
             return Reservation(busy=task)
-        try:
-            return self._sorted(task)
-        finally:
-            self._unlock(gate)
+        elsewhere = [run for run in task.every if self._recorded_since(run)]
+        claimed = [run for run in task.every if run not in elsewhere]
+        if not claimed:
+            self._unlock(path)
+        return Reservation(claimed=_part(task, claimed), elsewhere=_part(task, elsewhere))
 
     def release(self, task: Task) -> None:
-        """Release the runs that were claimed of a task."""
-        for path in {self._path(run) for run in task.every}:
-            self._unlock(path)
-
-    def _sorted(self, task: Task) -> Reservation:
-        claimed, busy, elsewhere = [], [], []
-        for run in task.every:
-            if not self._lock(self._path(run)):
-                busy.append(run)
-            elif self._recorded_since(run):
-                elsewhere.append(run)
-            else:
-                claimed.append(run)
-        needed = {self._path(run) for run in claimed}
-        for path in {self._path(run) for run in elsewhere} - needed:
-            self._unlock(path)
-        return Reservation(
-            claimed=_part(task, claimed), busy=_part(task, busy), elsewhere=_part(task, elsewhere)
-        )
+        """Release a task that was claimed."""
+        self._unlock(self._path(task.run))
 
     def _recorded_since(self, run: RunConfig) -> bool:
         """Return whether another start has recorded the run, as done or as failed, or seems to."""
-        failed = self._count_failures(run) > self._failures.get(run.digest(), 0)
+        failed = failures_of(run, self._runs) > self._failures.get(run.digest(), 0)
         return failed or not standing_of([run], self._runs).left
-
-    def _count_failures(self, run: RunConfig) -> int:
-        path = record_path(run, self._runs)
-        return len(list(path.parent.glob(f"{path.stem}.failed-*.json")))
 
     def _path(self, run: RunConfig) -> Path:
         if run.tier == Tier.SYSTEMS.value:
@@ -142,7 +121,7 @@ class RunLocks:
     def _refused(self, path: Path, error: OSError, holder: str) -> bool:
         """Return False for a lock that another has; True, and say so, where there are no locks."""
         if error.errno in _BUSY:
-            if holder and path.name != _GATE:
+            if holder:
                 self._show_once(f"Another start ({holder}) is at work on some of these runs.")
             return False
         if error.errno not in _WITHOUT_LOCKS:
@@ -163,6 +142,12 @@ class RunLocks:
         if descriptor is not None:
             path.unlink(missing_ok=True)
             os.close(descriptor)
+
+
+def failures_of(run: RunConfig, runs: Path) -> int:
+    """Return how often a run has failed, by the records in `runs`."""
+    path = record_path(run, runs)
+    return len([*path.parent.glob(f"{path.stem}.failed-*.json")])
 
 
 def _part(task: Task, runs: Sequence[RunConfig]) -> Task | None:

@@ -27,7 +27,6 @@ from repro.evidence.record import run_folder
 from repro.run import carry_out as recording
 from repro.run.disk import is_disk_fault, sentence_of
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.step_scale import StepScale
 from repro.spec.tier import REAL_CHECKPOINTS, Tier
 
 EventKind = Literal[
@@ -92,18 +91,15 @@ class Event:
 
 
 def tasks_of(pending: Sequence[RunConfig], runs: Path) -> list[Task]:
-    """Return the tasks of runs without a record: others' baselines first, then the longest."""
+    """Return the tasks of runs without a record, the longest first."""
 
-    def place(run: RunConfig) -> tuple[bool, int]:
-        scale, arm = run.scale, run.arm
-        is_baseline = isinstance(scale, StepScale) and arm.weight_format == scale.baseline
-        trains = run.procedure != "evaluate" and isinstance(scale, TrainScale)
-        rows = scale.steps * scale.prompts_per_rollout * scale.group_size if trains else 0
-        return not (is_baseline and arm.training == "lora"), -rows
+    def rows(run: RunConfig) -> int:
+        scale, trains = run.scale, run.procedure != "evaluate" and isinstance(run.scale, TrainScale)
+        return scale.steps * scale.prompts_per_rollout * scale.group_size if trains else 0
 
     return [
         Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
-        for group in recording.carried_together(sorted(pending, key=place))
+        for group in recording.carried_together(sorted(pending, key=rows, reverse=True))
     ]
 
 

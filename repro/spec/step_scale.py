@@ -1,10 +1,9 @@
 """How large the measured steps are: real shapes, random weights, forced completion lengths.
 
 One run measures an arm at several points, one after another in one process. Where `baseline` names
-a format, the points of a model are first measured with that format, unless the same source has
-recorded them on this kind of device (`repro.measure.step_time`). Each point is timed `steps` times:
-a measured step is a deterministic workload, so what differs between two timings is the machine, and
-a seed would add nothing.
+a format, the points of a model are first measured with that format (`repro.measure.step_time`).
+Each point is timed `steps` times: a measured step is a deterministic workload, so what differs
+between two timings is the machine, and a seed would add nothing.
 """
 
 from __future__ import annotations
@@ -77,9 +76,8 @@ class StepPoint:
     prompt_tokens, completion_tokens
         Of every row: 256 and 2048 in the paper (App. J).
     sampled_tokens
-        Tokens that the engine really samples; the rest of each completion is filled with random
-        ones before the update. 0 samples all. Fewer serve where memory or the update alone is
-        measured: such a point has no step time.
+        Tokens that the engine really samples, of a point that measures memory alone; the rest of
+        each completion is filled with random ones before the update. 0 samples all.
     micro_tokens
         Tokens of a micro-batch; 0 leaves it to the memory plan.
     budget_bytes
@@ -163,11 +161,6 @@ class StepPoint:
             lengths = [round(sum(lengths) / self.rows)] * self.rows
         return lengths
 
-    @property
-    def whole(self) -> bool:
-        """Whether every token of a completion is sampled, so that a step's time means something."""
-        return self.sampled_tokens in (0, self.completion_tokens) and not self.memory_only
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepScale:
@@ -196,6 +189,12 @@ class StepScale:
     def __post_init__(self) -> None:
         check_fields(self)
         require(bool(self.points), "points is (); a step needs 1 or more")
+        for point in self.points:
+            require(
+                point.memory_only or point.sampled_tokens == 0,
+                f"point {point.name}: sampled_tokens is {point.sampled_tokens}; a step that is "
+                "timed samples all of them, so it must be 0",
+            )
 
     @property
     def ranks(self) -> int:

@@ -29,8 +29,6 @@ _RATIOS = {
 _OVER_EQUAL = ("rollout", "update", "step")
 # Milliseconds in which the host's jitter is as large as the value; they are part of the step.
 _JITTER = ("optimizer", "idle", "reward")
-# What needs every token of a completion to be sampled.
-_WHOLE = ("step", "rollout", "speedup", "rollout_ratio")
 
 
 def step_metrics(points: Sequence[StepPoint], *, ratios: bool) -> tuple[Metric, ...]:
@@ -40,19 +38,18 @@ def step_metrics(points: Sequence[StepPoint], *, ratios: bool) -> tuple[Metric, 
 
 def _of_point(point: StepPoint, points: Sequence[StepPoint], *, ratios: bool) -> Iterator[Metric]:
     at = point.name
-    for name, title in _SECONDS.items():
-        if _is_measured(name, point):
-            better: Better | None = "neither" if name in _JITTER else None
-            yield metric(f"{name}_seconds_{at}", "seconds", f"{title}, {at}", better)
-    if point.whole:
+    timed = not point.memory_only
+    for name, title in _SECONDS.items() if timed else ():
+        better: Better | None = "neither" if name in _JITTER else None
+        yield metric(f"{name}_seconds_{at}", "seconds", f"{title}, {at}", better)
+    if timed:
         throughput = f"rollout throughput, {at}"
         yield metric(f"tokens_per_second_{at}", "tokens per second", throughput)
     yield metric(f"peak_bytes_{at}", "bytes", f"peak memory, {at}")
     yield metric(f"predicted_bytes_{at}", "bytes", f"planned, {at}", "neither")
     yield metric(f"prediction_error_{at}", "percent", f"plan off, {at}", "lower")
-    for name, title in _RATIOS.items():
-        if ratios and _is_measured(name, point):
-            yield metric(f"{name}_{at}", "ratio", f"{title}, {at}", "higher")
+    for name, title in _RATIOS.items() if ratios and timed else ():
+        yield metric(f"{name}_{at}", "ratio", f"{title}, {at}", "higher")
     for name in _OVER_EQUAL if equal_twin(point, points) else ():
         title = f"{name}, over that of equal lengths, {at}"
         yield metric(f"{name}_over_equal_{at}", "ratio", title, "lower")
@@ -62,10 +59,6 @@ def _of_point(point: StepPoint, points: Sequence[StepPoint], *, ratios: bool) ->
     if alone_twin(point, points):
         title = f"tokens a second and GPU, {point.ranks} GPUs over one, {at}"
         yield metric(f"efficiency_{at}", "ratio", title, "higher")
-
-
-def _is_measured(name: str, point: StepPoint) -> bool:
-    return point.whole or (name not in _WHOLE and not point.memory_only)
 
 
 def step_target(

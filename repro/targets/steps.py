@@ -11,10 +11,8 @@ rollout, whose forward pass serves as the old log-probabilities, so no other pas
 step repeats a deterministic workload, so repeats stand in for seeds: three of every point after a
 warm-up, the least that decides a claim (one where a target has no claims). Rows of a real rollout
 end at different lengths, new in every step: so do those of the points called `spread`, and `equal`
-beside them is the same number of tokens in rows of one length.
-NVFP4 comes first among the arms: its run measures what the bars are about, and the 16-bit arm's
-run then finds its steps measured. Where its adapter is folded in for the rollout, the fold and the
-restored base are part of the rollout's time.
+beside them is the same number of tokens in rows of one length. Where an arm's adapter is folded in
+for the rollout, the fold and the restored base are part of the rollout's time.
 """
 
 from __future__ import annotations

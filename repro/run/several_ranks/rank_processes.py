@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Progress, Stopped
-from repro.evidence.record import record_path
 from repro.run import carry_out as recording
+from repro.run.shared_work import failures_of
 from repro.run.worker import (
     STOPPING,
     UNDER_WAY,
@@ -161,7 +161,7 @@ class InPlace(WorkerPool):
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
         """Yield the events of each task, in turn; a signal lets all ranks stop after a step."""
-        waiting = deque(sorted(tasks, key=_failures))
+        waiting = deque(sorted(tasks, key=lambda task: failures_of(task.run, task.runs)))
         while waiting and not self._asked_to_stop:
             task, elsewhere = self._next_free(waiting)
             yield from elsewhere
@@ -190,11 +190,6 @@ class InPlace(WorkerPool):
             self._asked_to_stop = _STOP in self._ranks.texts(text) or self._asked_to_stop
         except PeerLostError as lost:
             raise SystemExit(str(lost)) from lost
-
-
-def _failures(task: Task) -> int:
-    path = record_path(task.run, task.runs)
-    return len([*path.parent.glob(f"{path.stem}.failed-*.json")])
 
 
 def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:

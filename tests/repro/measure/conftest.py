@@ -32,7 +32,7 @@ def prepared(
 ) -> tuple[Training, TrainState, Engine]:
     """Return a training at a point before its first step, and its engine."""
     scale = StepScale(points=(point,), warm_up=1, steps=3)
-    planned = step_shape(point, "nvfp4", 16, scale, 10**10)
+    planned = step_shape(point, NVFP4, scale, 10**10)
     engine = Engine(policy, engine_config(point, planned))
     t = training_of(
         policy, engine, pool, arm, point, scale, seed=0, micro_tokens=planned.micro_tokens

@@ -18,6 +18,7 @@ from repro.models.memory_plan import plan_memory
 from repro.spec.arm import WEIGHT_FORMATS
 from repro.spec.step_scale import StepPoint, StepScale
 from repro.spec.tier import Tier
+from repro.targets.steps import NVFP4
 
 EXPECTED = Path(__file__).resolve().parents[3] / "expected"
 
@@ -84,7 +85,8 @@ def test_the_plan_is_within_a_twentieth_of_the_measured_peak(peak):
     if "kept_blocks" not in peak.values:
         pytest.skip("measured when every block was computed again; made anew by `regress`")
     share = dataclasses.replace(peak.point, prompts=peak.point.prompts // peak.point.ranks)
-    planned = step_shape(share, peak.weight_format, peak.rank, scale, budget)
+    arm = dataclasses.replace(NVFP4, weight_format=peak.weight_format, lora_rank=peak.rank)
+    planned = step_shape(share, arm, scale, budget)
     assert planned.micro_tokens == peak.values["micro_tokens"]
     assert planned.kept_blocks == peak.values["kept_blocks"]
     if peak.point.lengths != "full":

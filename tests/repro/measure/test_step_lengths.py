@@ -124,8 +124,7 @@ def test_32b_at_full_length_is_timed_by_one_wave_of_each_arms_own_rows():
     (point,) = scale.points
     assert (point.rows, point.row_tokens, point.lengths) == (128, 2304, "full")
     plain, qerl = (
-        step_measure.step_shape(point, weight_format, 32, scale, point.budget_bytes)
-        for weight_format in ("bf16", "nvfp4")
+        step_measure.step_shape(point, arm, scale, point.budget_bytes) for arm in (BF16, NVFP4)
     )
     # What four bits save, rows at once and kept blocks take; the cache is not beside those.
     assert not plain.keep_cache
@@ -145,7 +144,7 @@ def test_a_wave_counts_as_often_as_there_are_waves(policy, pool, monkeypatch):
     point = dataclasses.replace(SPREAD, name="waves", lengths="full", prompts=6, one_wave=True,
                                 completion_tokens=8)  # fmt: skip
     planned = dataclasses.replace(
-        step_measure.step_shape(point, "nvfp4", 16, StepScale(points=(point,)), 10**10), slots=9
+        step_measure.step_shape(point, NVFP4, StepScale(points=(point,)), 10**10), slots=9
     )
     part, shape = step_measure.first_wave(point, planned)
     assert (part.prompts, shape.slots) == (2, 8)

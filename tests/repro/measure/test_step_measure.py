@@ -20,7 +20,6 @@ from tests.repro.measure.conftest import bench_of, measured_at
 
 POINT = StepPoint(
     name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
-    sampled_tokens=10,
 )  # fmt: skip
 NEEDS = "needs 85.5 of 80.0 GiB by the allocator, at least"
 
@@ -42,13 +41,11 @@ def test_a_stop_ends_a_point_between_two_steps(policy, bench):
 @pytest.mark.usefixtures("host_clock")
 def test_the_updates_share_of_the_devices_rate_is_a_fact_and_each_step_is_shown(policy, bench):
     lines: list[str] = []
-    point = dataclasses.replace(POINT, sampled_tokens=0)
     bench = dataclasses.replace(bench, progress=lambda line, values: lines.append(line))
     assert "update_share" not in measured_at(bench, NVFP4, POINT, policy).facts
     assert [line.split(":")[0] for line in lines] == ["small nvfp4"] * 2
     assert "%" not in lines[0]
-    assert "rollout" not in lines[0]  # of a part of its tokens
-    rated = measured_at(dataclasses.replace(bench, product_rate=2e12), NVFP4, point, policy)
+    rated = measured_at(dataclasses.replace(bench, product_rate=2e12), NVFP4, POINT, policy)
     last, facts = rated.repeats[-1], rated.facts
     flop = SHAPES["0.5b"].update_flop(2, 4, 20, 4 * 24, kept=facts["kept_blocks"])
     assert facts["product_tflops"] == 2
@@ -57,7 +54,7 @@ def test_the_updates_share_of_the_devices_rate_is_a_fact_and_each_step_is_shown(
         f"small nvfp4: rollout {last['rollout']:.1f} s, update {last['update']:.1f} s "
         f"({100 * facts['update_share']:.0f} % of 2 TFLOP/s), step {last['total']:.1f} s"
     )
-    planned = step_measure.step_shape(point, "nvfp4", 32, bench.scale, 10**10)
+    planned = step_measure.step_shape(POINT, NVFP4, bench.scale, 10**10)
     one, two = (  # two GPUs complete twice as many tokens in the time, each has one's share
         step_metrics.share_facts(planned, {"update": 2.0, "completion_tokens": ranks * 96}, 2e12,
                                  ranks, full=False)
@@ -81,13 +78,14 @@ def test_the_worst_share_of_lowered_clocks_is_told_of_an_arm_and_its_baseline(
 
 @pytest.mark.usefixtures("host_clock")
 def test_a_point_of_memory_alone_takes_two_micro_batches_after_the_warm_up(policy, passes):
-    point = dataclasses.replace(POINT, memory_only=True, group=4, micro_tokens=100)
+    point = dataclasses.replace(
+        POINT, memory_only=True, sampled_tokens=10, group=4, micro_tokens=100
+    )
     entry = measured_at(bench_of(StepScale(points=(point,))), NVFP4, point, policy)
     # At most 100 tokens, a prompt once in each; the optimiser's moments are of the warm-up's pass.
     assert [[len(piece) for piece in made.plan.pieces] for made in passes] == [[3], [3, 2]]
     assert entry.facts["moved"] > 0
     assert entry.facts["slots"] == 8
-    assert not point.whole
     # On a CPU there is no peak, so nothing to hold the plan to.
     assert set(metrics_of(point, entry, {})) == {"peak_bytes_small"}
 
@@ -133,7 +131,7 @@ def test_a_point_that_fails_costs_no_other(policy, monkeypatch, error):
 
 
 def test_a_point_that_the_plan_leaves_no_hope_is_not_tried(bench, monkeypatch):
-    planned = step_measure.step_shape(POINT, "nvfp4", 32, bench.scale, 10**10)
+    planned = step_measure.step_shape(POINT, NVFP4, bench.scale, 10**10)
     least = plan_memory(dataclasses.replace(planned, slots=1, micro_tokens=44, kept_blocks=0)).peak
     tried: list[str] = []
 

@@ -21,16 +21,13 @@ from tests.repro.small_runs import context_of
 
 POINT = StepPoint(
     name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
-    sampled_tokens=10,
 )  # fmt: skip
-
-
-WHOLE = dataclasses.replace(POINT, sampled_tokens=0)
 
 
 @pytest.mark.usefixtures("host_clock")
 def test_a_step_samples_grades_and_moves_every_trained_tensor(policy, pool):
-    t, state, engine = prepared(policy, pool, POINT)
+    point = dataclasses.replace(POINT, sampled_tokens=10, memory_only=True)
+    t, state, engine = prepared(policy, pool, point)
     before = {name: p.detach().clone() for name, p in trainable_parameters(policy).items()}
     image = parameter_image(policy)
     steps = [timed_step(t, state) for _ in range(3)]
@@ -52,7 +49,7 @@ def test_every_row_of_a_measured_step_gives_a_gradient_and_one_pass_is_made(
     policy, pool, passes, monkeypatch
 ):
     monkeypatch.setattr(learner_module, "evaluate_rows", None)
-    t, state, _ = prepared(policy, pool, WHOLE)
+    t, state, _ = prepared(policy, pool, POINT)
     timed_step(t, state)
     (made,) = passes
     assert sum(map(len, made.plan.pieces)) == 4
@@ -62,9 +59,7 @@ def test_every_row_of_a_measured_step_gives_a_gradient_and_one_pass_is_made(
 @pytest.mark.usefixtures("host_clock")
 @pytest.mark.parametrize(("prompt", "completion"), [(32, 96), (33, 70)])
 def test_the_planned_cache_holds_every_row_without_preemption(policy, pool, prompt, completion):
-    point = dataclasses.replace(
-        POINT, prompt_tokens=prompt, completion_tokens=completion, sampled_tokens=0, group=4
-    )
+    point = dataclasses.replace(POINT, prompt_tokens=prompt, completion_tokens=completion, group=4)
     t, state, engine = prepared(policy, pool, point)
     timed_step(t, state)
     assert engine.statistics.generated_tokens == 8 * completion
@@ -117,7 +112,7 @@ def test_metrics_are_those_that_the_target_names(target):
         entry = measured_entry()
         metrics |= metrics_of(point, entry, series_of(point, entry, base, equal), alone)
         assert metrics[f"prediction_error_{point.name}"].value == pytest.approx(3.0)
-        if scale.baseline and point.whole:
+        if scale.baseline:
             assert metrics[f"speedup_{point.name}"].value == 1.0
     if set(named.values()) <= {"bytes", "percent"}:
         # The claim's point is a whole step; there its memory alone is asked.
@@ -131,19 +126,12 @@ def test_a_metric_is_the_median_of_its_series_and_a_ratio_pairs_repeat_by_repeat
     entry, slow = measured_entry(), measured_entry()
     for number, repeat in enumerate(slow.repeats):
         repeat["total"] *= number + 2
-    series = series_of(WHOLE, entry, slow)
+    series = series_of(POINT, entry, slow)
     assert series["speedup_small"] == pytest.approx([2.0, 3.0, 4.0])
     assert series["step_seconds_small"] == pytest.approx([2.0, 2.1, 2.2])
-    metrics = metrics_of(WHOLE, entry, series)
+    metrics = metrics_of(POINT, entry, series)
     assert metrics["speedup_small"].value == pytest.approx(3.0)
     assert metrics["speedup_small"].n == 3
-
-
-def test_a_point_that_fills_up_its_rows_claims_no_time_of_a_step():
-    series = series_of(POINT, measured_entry(), measured_entry())
-    assert {"update_seconds_small", "update_ratio_small"} <= set(series)
-    for name in ("step_seconds", "rollout_seconds", "tokens_per_second", "speedup"):
-        assert f"{name}_small" not in series
 
 
 def test_an_arms_ways_are_its_baseline_and_itself():
@@ -171,8 +159,8 @@ def test_points_are_grouped_by_the_policy_and_budget_that_they_need():
 def test_a_planned_step_has_the_points_sizes_and_all_its_rows_at_once():
     for slots in (0, 2):
         point = dataclasses.replace(POINT, slots=slots)
-        planned = step_measure.step_shape(point, "nvfp4", 16, StepScale(points=(point,)), 10**10)
-        assert (planned.slots, planned.row_tokens, planned.rank) == (slots or 4, 44, 16)
+        planned = step_measure.step_shape(point, NVFP4, StepScale(points=(point,)), 10**10)
+        assert (planned.slots, planned.row_tokens, planned.rank) == (slots or 4, 44, 32)
         assert planned.micro_tokens == planned.packed(4)
         assert step_measure.engine_config(point, planned).slots == planned.slots
 

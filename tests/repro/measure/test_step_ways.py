@@ -134,7 +134,7 @@ def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path)
     point = dataclasses.replace(POINT, micro_tokens=MICRO_TOKENS)
     scale = StepScale(points=(point,), warm_up_tokens=4, optimizer="adamw_8bit")
     policy = build(NVFP4, "cuda")
-    planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**11)
+    planned = step_measure.step_shape(point, NVFP4, scale, 10**11)
     with GraderPool() as pool:
         engine = Engine(policy, step_measure.engine_config(point, planned))
         t, fresh = (

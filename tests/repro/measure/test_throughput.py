@@ -25,7 +25,7 @@ def test_without_a_gpu_a_sentence_says_what_is_missing(name, tmp_path):
     assert "CUDA device" in reason
     run = plan(target, Tier.SYSTEMS, seeds=1)[0]
     with pytest.raises(RuntimeError, match="CUDA device"):
-        procedure_named(run.procedure)(run, context_of(tmp_path))
+        procedure_named(run.procedure)([run], context_of(tmp_path))
 
 
 @pytest.mark.parametrize(

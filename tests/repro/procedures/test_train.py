@@ -21,7 +21,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.procedures.conftest import SCALE, make_run
-from tests.repro.small_runs import context_of
+from tests.repro.small_runs import context_of, small_run
 
 H100_BYTES = 85_000_000_000
 
@@ -94,33 +94,25 @@ def test_only_what_is_trained_has_problems_to_train_on():
     assert over_sets.test == over_sets.further["small"]
 
 
+def asked(scale=SCALE, **evaluation):
+    """Return a scale without further sets or a development split, evaluated in another way."""
+    how = {"every": 0, "token_budget": 0} | evaluation
+    evaluated = dataclasses.replace(scale.evaluation, **how)
+    return dataclasses.replace(scale, test_sets=(), evaluation=evaluated)
+
+
 def test_the_test_split_is_answered_along_a_run_as_at_its_end(tmp_path):
-    (run,) = plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora_aqn"])
-    scale = run.scale
-    small = dataclasses.replace(
-        scale,
-        steps=3,
-        data=dataclasses.replace(scale.data, train_problems=64, test_problems=12),
-        prompts_per_rollout=4,
-        updates_per_rollout=1,
-        optimizer=dataclasses.replace(scale.optimizer, warmup_steps=2),
-        evaluation=dataclasses.replace(scale.evaluation, test_at=(1, 2), every=0, token_budget=0),
+    last = asked(dataclasses.replace(SCALE, steps=2))
+    whole, ended = (
+        train_and_evaluate(small_run(scale), context_of(tmp_path / str(scale.steps)))
+        for scale in (asked(test_at=(1, 2)), last)
     )
-    untested = dataclasses.replace(small.evaluation, test_at=())
-    last = dataclasses.replace(small, steps=2, evaluation=untested)
-    measured = {
-        steps: train_and_evaluate(
-            dataclasses.replace(run, scale=one), context_of(tmp_path / str(steps))
-        )
-        for steps, one in ((3, small), (2, last))
-    }
-    series = measured[3].series
+    series = whole.series
     assert series["test_steps"] == [1, 2]
     assert len(series["reward"]) == 3
     # What is tested after two steps is what a run that ends there is tested by.
-    end = measured[2].facts["answers"]
     for name in ("accuracy", "accuracy_greedy"):
-        right = end[name]["right"]
+        right = ended.facts["answers"][name]["right"]
         samples = len(right) - 1
         percent = 100 * sum(hits * count for hits, count in enumerate(right)) / samples / sum(right)
         assert series[f"test_{name}"][1] == pytest.approx(percent)
@@ -132,42 +124,23 @@ def test_the_test_split_is_answered_along_a_run_as_at_its_end(tmp_path):
     ("steps", "message"), [((2, 2), "must rise"), ((0,), "1 or more"), ((3,), "the run has 3")]
 )
 def test_tests_along_a_run_lie_within_it_and_rise(steps, message):
-    scale = plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora_aqn"])[0].scale
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(
-            scale, steps=3, evaluation=dataclasses.replace(scale.evaluation, test_at=steps)
-        )
+        asked(test_at=steps)
 
 
 def test_an_untrained_arm_samples_the_prompts_and_seeds_of_the_first_steps(tmp_path):
-    arms = {}
-    for name in ("bf16_lora", "bf16"):
-        (run,) = plan(find("table1"), Tier.SMOKE, 1, [name])
-        scale = run.scale
-        evaluation = dataclasses.replace(
-            scale.evaluation, every=0, token_budget=0, threshold=30.0, prompts_of_steps=2,
-            explored_samples=4, explored_problems=3,
-        )  # fmt: skip
-        small = dataclasses.replace(
-            scale,
-            steps=2,
-            data=dataclasses.replace(scale.data, train_problems=64, test_problems=6),
-            optimizer=dataclasses.replace(scale.optimizer, warmup_steps=0),
-            prompts_per_rollout=4,
-            updates_per_rollout=1,
-            evaluation=evaluation,
-        )
-        carry_out = train_and_evaluate if name == "bf16_lora" else evaluate_untrained
-        own = dataclasses.replace(run, scale=small)
-        arms[name] = carry_out(own, context_of(tmp_path / name))
-    trained, untrained = arms["bf16_lora"], arms["bf16"]
+    scale = asked(prompts_of_steps=2, explored_samples=4, explored_problems=3)
+    trained = train_and_evaluate(small_run(scale), context_of(tmp_path / "trained"))
+    untrained = evaluate_untrained(
+        small_run(scale, training="none", procedure="evaluate"), context_of(tmp_path / "untrained")
+    )
     # Before the first update the two policies are one.
     for series in ("reward", "accuracy_sampled", "informative_groups"):
         assert len(untrained.series[series]) == 2
         assert untrained.series[series][0] == pytest.approx(trained.series[series][0])
     for name in ("train_problems", "order_of_problems"):
         assert untrained.inputs[name] == trained.inputs[name]
-    for measured in arms.values():
+    for measured in (trained, untrained):
         assert sum(measured.facts["answers"]["accuracy_explored"]["right"]) == 3
         assert len(measured.facts["answers"]["accuracy_explored"]["right"]) == 5
         explored = measured.facts["explored"]

@@ -14,7 +14,6 @@ from repro.run.several_ranks.room import Room, visible_devices
 from repro.run.worker import tasks_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
-from repro.targets import find
 from tests.planted import planted
 from tests.repro.planned import STUDY
 
@@ -142,13 +141,6 @@ def test_the_longest_by_steps_times_rows_comes_first(tmp_path):
     rows = dataclasses.replace(few, scale=dataclasses.replace(scale, group_size=17))
     tasks = tasks_of([untrained, few, steps, rows], tmp_path)
     assert [task.every for task in tasks] == [(rows,), (steps,), (few,), (untrained,)]
-
-
-def test_the_baseline_of_measured_steps_comes_first(tmp_path):
-    runs = plan(find("table3_arms"), Tier.SYSTEMS)
-    tasks = tasks_of(runs, tmp_path)
-    assert [task.run.arm.name for task in tasks][:2] == ["bf16_lora", "nvfp4_lora_released"]
-    assert sorted(task.run.digest() for task in tasks) == sorted(run.digest() for run in runs)
 
 
 def test_devices_are_those_that_this_process_may_use(monkeypatch):
