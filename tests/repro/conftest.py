@@ -13,6 +13,8 @@ from unittest import mock
 import pytest
 import torch
 
+from repro.data.generator import DEFAULT_GENERATOR
+from repro.data.tiny_tokenizer import build_tokenizer
 from repro.evidence import origins
 from repro.evidence.record import record_path
 from repro.reward.grader import GraderPool
@@ -48,7 +50,7 @@ def uncollected_garbage():
 
 @contextmanager
 def forked_workers():
-    """Fork workers off a process that has imported what training needs: 8 s less for each.
+    """Fork workers off a process that has imported what training needs: 9 s less for each.
 
     For tests of what runs leave, and of workers that die or get signals once they are at work. How
     they start, with the limits and blocked signals of their parent, needs a command's own workers.
@@ -58,9 +60,14 @@ def forked_workers():
         yield
         return
     server = multiprocessing.get_context("forkserver")
-    # Nothing of this project: a worker's modules are those of its own start.
+    # Of this project what every run imports; what a run reads of its environment it reads later.
     server.set_forkserver_preload(
-        ["transformers.models.qwen2.modeling_qwen2", "peft.tuners.lora.bnb"]
+        [
+            "transformers.models.qwen2.modeling_qwen2",
+            "peft.tuners.lora.bnb",
+            "repro.procedures.train",
+            "repro.run.carry_out",
+        ]
     )
 
     def process(target, args, **more):
@@ -87,20 +94,19 @@ def idle_graders():
     return []
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kept_graders(idle_graders):
+@contextmanager
+def graders_kept(idle):
     """Let a pool leave its idle workers to the next one: a second of SymPy's imports less for each.
 
     Workers know nothing of the pairs of before but how to read them; pools remember on their own.
-    For a module: records that its tests share are made before any fixture of a test.
     """
     start, close = GraderPool._start, GraderPool.close
 
     def started(pool):
-        for worker in list(idle_graders):
+        for worker in list(idle):
             same = worker.process.args[-1] == str(pool.seconds_per_item)
             if same and worker.process.poll() is None:
-                idle_graders.remove(worker)
+                idle.remove(worker)
                 pool.worker = worker
                 pool.workers_started += 1
                 return worker
@@ -108,14 +114,25 @@ def kept_graders(idle_graders):
 
     def closed(pool):
         if pool.worker is not None:
-            idle_graders.append(pool.worker)
+            idle.append(pool.worker)
             pool.worker = None
         close(pool)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraderPool, "_start", started)
-        patch.setattr(GraderPool, "close", closed)
+    with mock.patch.multiple(GraderPool, _start=started, close=closed):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept_graders(idle_graders):
+    """Keep graders for a module: what its tests share is made before any fixture of a test."""
+    with graders_kept(idle_graders):
+        yield
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """Return the tokenizer of the tiny policy."""
+    return build_tokenizer(DEFAULT_GENERATOR)
 
 
 @pytest.fixture(name="planned_record")

@@ -19,13 +19,8 @@ from repro.data.tiny_corpus import (
     complete,
     iterate_documents,
 )
-from repro.data.tiny_tokenizer import END_TOKEN, PAD_TOKEN, build_tokenizer, vocabulary
+from repro.data.tiny_tokenizer import END_TOKEN, PAD_TOKEN, vocabulary
 from repro.models.checkpoint import TINY_FOLDER
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer(DEFAULT_GENERATOR)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
-"""Graders and a tokenizer that questions are asked with."""
+"""Graders that questions are graded by."""
 
 import pytest
 
-from repro.data.generator import DEFAULT_GENERATOR
-from repro.data.tiny_tokenizer import build_tokenizer
 from repro.reward.grader import GraderPool
 
 
@@ -11,8 +9,3 @@ from repro.reward.grader import GraderPool
 def pool():
     with GraderPool() as pool:
         yield pool
-
-
-@pytest.fixture(scope="package")
-def tokenizer():
-    return build_tokenizer(DEFAULT_GENERATOR)

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from repro.__main__ import main
 from repro.data.tiny_corpus import iterate_documents
-from repro.data.tiny_tokenizer import build_tokenizer
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Stopped
 from repro.evidence.record import read_record
@@ -37,11 +36,6 @@ SMALL = Recipe(
     tokens_per_batch=600,
     warmup_steps=2,
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer(SMALL.corpus.generator)
 
 
 def small_run():
