@@ -11,18 +11,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("name", ["kernels", "repro"])
-def test_no_distribution_of_our_import_names_is_installed(name):
+def test_the_package_imported_is_the_one_of_this_checkout_and_no_distribution(name):
     installed = {
         (distribution.metadata["Name"] or "").lower()
         for distribution in importlib.metadata.distributions()
     }
-    assert name not in installed, (
-        f"the distribution {name!r} is installed and shadows {name}/: pip uninstall {name}"
-    )
-
-
-@pytest.mark.parametrize("name", ["kernels", "repro"])
-def test_the_package_imported_is_the_one_of_this_checkout(name):
+    assert name not in installed, f"it shadows {name}/: pip uninstall {name}"
     module = importlib.import_module(name)
     assert Path(module.__file__).resolve() == ROOT / name / "__init__.py"
 

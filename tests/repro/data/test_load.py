@@ -54,12 +54,11 @@ def test_the_splits_of_a_folder_are_disjoint_complete_and_go_by_no_order(folder)
 
 
 def test_at_most_a_fifth_is_held_out_and_nothing_unless_asked_for(folder):
-    config = _config(folder, development_problems=1000)
-    assert len(load_problems(config, "development")) == 10
-    assert len(load_problems(config, "train")) == 40
-    assert len(load_problems(_config(folder), "train")) == 50
+    for asked, trained in ((1000, 40), (0, 50)):
+        config = _config(folder, development_problems=asked)
+        assert len(load_problems(config, "train")) == trained
     with pytest.raises(DataError, match="development_problems is 0"):
-        load_problems(_config(folder), "development")
+        load_problems(config, "development")
 
 
 def test_counts_take_a_stable_sample_in_file_order_that_the_seed_chooses(folder):
@@ -144,21 +143,22 @@ def test_a_test_question_that_is_trained_on_is_refused(folder):
         load_problems(_config(folder), "test")
 
 
-def test_a_missing_or_empty_folder_says_what_is_needed(tmp_path):
-    with pytest.raises(DataError, match="no such file"):
-        load_problems(_config(tmp_path / "nowhere"), "train")
-    with pytest.raises(DataError, match=r"no file of problems"):
-        load_problems(_config(tmp_path), "train")
-    write_problems(tmp_path / "a.jsonl", _problems("a", 5))
-    with pytest.raises(DataError, match=r"a\.jsonl; .*train\.jsonl"):
-        load_problems(_config(tmp_path), "train")
-
-
-def test_an_unknown_source_or_split_names_the_known_ones(folder):
-    with pytest.raises(ValueError, match=r"'gsm9k' \(.*gsm8k"):
-        load_problems(DataConfig(source="gsm9k"), "train")
-    with pytest.raises(ValueError, match="split is 'validation'"):
-        load_problems(_config(folder), "validation")
+@pytest.mark.parametrize(
+    ("source", "split", "named"),
+    [
+        ("folder:{}/nowhere", "train", "no such file"),
+        ("folder:{}/empty", "train", "{}/empty"),
+        ("folder:{}/misnamed", "train", r"a\.jsonl; .*train\.jsonl"),
+        ("folder:{}", "validation", "split is 'validation'"),
+        ("gsm9k", "train", r"'gsm9k' \(.*gsm8k"),
+    ],
+)
+def test_what_is_not_there_is_named(folder, source, split, named):
+    for name in ("empty", "misnamed"):
+        (folder / name).mkdir()
+    write_problems(folder / "misnamed" / "a.jsonl", _problems("a", 5))
+    with pytest.raises(ValueError, match=named.format(folder)):
+        load_problems(DataConfig(source=source.format(folder)), split)
 
 
 def test_generated_problems_come_by_their_split_s_count_and_need_one():
@@ -199,7 +199,7 @@ def test_gsm8k_rows_become_problems_with_plain_golds(fetched):
     assert (first.id, first.answer, second.answer) == ("gsm8k/test/0", "70000", "-5")
     assert first.solution.endswith("#### 70,000")
     assert first.source == "openai/gsm8k"
-    with pytest.raises(DataError, match="gsm8k has no levels"):
+    with pytest.raises(DataError, match="no levels"):
         load_public("gsm8k", "test", (1,))
 
 

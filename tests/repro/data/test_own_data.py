@@ -207,28 +207,18 @@ def test_a_pipe_among_files_of_problems_keeps_nobody_waiting(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("read", "text", "said"),
     [
-        ("prompt", "needs ROLE=NAME"),
-        ("qestion=prompt", "mean question"),
-        ("answer=a,answer=b", "answer .*twice"),
+        (parse_columns, "prompt", "ROLE=NAME"),
+        (parse_columns, "qestion=prompt", "mean question"),
+        (parse_columns, "answer=a,answer=b", "answer .*twice"),
+        (source_named, "data/none.jsonl", "no such file"),
+        (source_named, "./nowhere", "no such file"),
+        (source_named, "gsm9k", "mean gsm8k"),
+        (source_named, "", "names no problems"),
     ],
 )
-def test_columns_that_name_no_role_are_refused(text, said):
+def test_columns_of_no_role_and_names_of_no_data_are_refused(read, text, said):
     with pytest.raises(ValueError, match=said):
-        parse_columns(text)
-
-
-@pytest.mark.parametrize(
-    ("named", "said"),
-    [
-        ("data/none.jsonl", "no such file"),
-        ("./nowhere", "no such file"),
-        ("gsm9k", "did you mean gsm8k"),
-        ("", "names no problems"),
-    ],
-)
-def test_a_name_of_no_data_is_refused(named, said):
-    with pytest.raises(ValueError, match=said):
-        source_named(named)
+        read(text)
     assert source_named("owner/name:main") == "hub:owner/name:main"

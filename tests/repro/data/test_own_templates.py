@@ -83,34 +83,27 @@ def test_a_tokenizer_without_a_chat_template_gets_the_text_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "words"),
     [
         (b"Solve it.", r"\{question\}"),
         (b"{{ 1 }}", r"\{question\}"),
         (b"{{ question | upper }}", r"\{question\}"),
+        (b"{{ question | truncate(5) }}", r"\{question\}, .*'2 \+ 2 ="),
+        (b"{{ question | replace(2, 3) }}", r"\{question\}, .*'2 \+ 2 ="),
         (b"{{ questoin }}", "UndefinedError"),
         (b"{{ question", "TemplateSyntaxError"),
         (b"{{ question.__class__ }}", "SecurityError"),
         (b"{question} caf\xe9", "own.txt .*UTF-8"),
+        (None, "'boxd'.*paper"),
     ],
 )
-def test_a_file_that_is_no_template_is_a_sentence(text, sentence, tmp_path):
-    (tmp_path / "own.txt").write_bytes(text)
-    with pytest.raises(ValueError, match=sentence) as caught:
-        template_source(str(tmp_path / "own.txt"))
+def test_what_is_no_template_is_a_sentence(text, words, tmp_path):
+    own = tmp_path / "own.txt"
+    own.write_bytes(text or b"")
+    with pytest.raises(ValueError, match=words) as caught:
+        asked(template_source("boxd" if text is None else str(own)), "2 + 2 = what number?")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["{{ question | truncate(5) }}", "{{ question | replace(2, 3) }}"])
-def test_a_template_must_hold_every_question(text):
-    with pytest.raises(ValueError, match=r"\{question\}, which is '2 \+ 2 = what"):
-        asked(OWN + text, "2 + 2 = what number?")
     assert asked(f"{OWN}{{{{ question | replace('\n', ' ') }}}}", "a\nb") == "a b"
-
-
-def test_a_name_that_is_neither_is_a_sentence():
-    with pytest.raises(ValueError, match=r"'boxd'.*paper"):
-        template_source("boxd")
 
 
 def test_runs_under_another_template_are_runs_of_their_own(tmp_path):

@@ -67,14 +67,25 @@ def _tokenizer(chat_template, *, bos):
         (LLAMA_LIKE, True, "released", 1),
         (None, True, "tiny", 1),
         (None, False, "tiny", 0),
+        # Where it marks turns, too.
+        ("<|bos|> user {{ messages[0].content }} <|bos|> assistant", True, "paper", 2),
+        ("user {{ messages[0].content }} <|bos|> assistant <|bos|>", True, "paper", 3),
+        ("<|bos|> {{ messages[0].content }} <|bos|> <|bos|> assistant", True, "paper", 3),
     ],
 )
-def test_the_beginning_token_is_there_once_or_never(chat_template, bos, template, expected):
-    tokenizer = _tokenizer(chat_template, bos=bos)
-    token_ids = render(PROBLEM, template, tokenizer)
+def test_a_prompt_begins_with_the_beginning_token_once_or_never(
+    chat_template, bos, template, expected
+):
+    token_ids = render(PROBLEM, template, _tokenizer(chat_template, bos=bos))
     assert token_ids.count(0) == expected
-    assert (token_ids[0] == 0) == bool(expected)
+    assert token_ids[:2].count(0) == (token_ids[0] == 0) == bool(expected)
     assert all(isinstance(token_id, int) for token_id in token_ids)
+
+
+def test_a_template_that_writes_the_beginning_token_twice_is_refused():
+    doubled = "<|bos|> <|bos|> {{ messages[0].content }}"
+    with pytest.raises(ValueError, match="twice"):
+        render(PROBLEM, "paper", _tokenizer(doubled, bos=True))
 
 
 def test_a_chat_prompt_ends_where_the_assistant_begins_and_holds_the_papers_suffix():
@@ -105,62 +116,6 @@ def test_a_template_of_control_tokens_is_refused_where_the_tokenizer_writes_turn
     assert 2 in render(PROBLEM, f"{OWN}{own} <|im_end|>", _tokenizer(None, bos=False))
 
 
-@pytest.mark.parametrize(
-    ("template", "begins"),
-    [
-        ("<|bos|> user {{ messages[0].content }} <|bos|> assistant", 1),
-        ("user {{ messages[0].content }} <|bos|> assistant <|bos|>", 1),
-        ("<|bos|> {{ messages[0].content }} <|bos|> <|bos|> assistant", 1),
-    ],
-)
-def test_a_beginning_token_that_marks_turns_too_may_come_again(template, begins):
-    tokenizer = _tokenizer(template, bos=True)
-    token_ids = render(PROBLEM, "paper", tokenizer)
-    assert token_ids[:2].count(0) == begins
-    assert token_ids.count(0) > 1
-    doubled = _tokenizer("<|bos|> <|bos|> {{ messages[0].content }}", bos=True)
-    with pytest.raises(ValueError, match="twice"):
-        render(PROBLEM, "paper", doubled)
-
-
-@pytest.mark.parametrize(
-    ("template", "sentence"),
-    [
-        ("{{ raise_exception('no system role') }}", "TemplateError"),
-        ("{% if %}", "TemplateSyntaxError"),
-        ("{{ messages[0].tool.name }}", "UndefinedError"),
-        ("{{ 1 // 0 }}", "ZeroDivisionError"),
-        ("{{ messages[0].content + 1 }}", "TypeError"),
-        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
-        ("{{ 'a' * 10 ** 30 }}", "OverflowError"),
-        ("{{ 'a' * 2 * 10 ** 6 }}", "2000000 letters"),
-        ("<|im_start|> {{ messages[0].text }}", "message .*im_start"),
-        (7, "is 7;"),
-        ({"tool_use": QWEN_LIKE}, "called default"),
-        ({"default": 7, "tool_use": QWEN_LIKE}, "called default"),
-    ],
-)
-def test_a_chat_template_that_fails_is_one_sentence(template, sentence):
-    tokenizer = _tokenizer(template, bos=False)
-    with pytest.raises(ValueError, match=f"the tokenizer's chat template .*{sentence}") as caught:
-        render(PROBLEM, "paper", tokenizer)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{{ 9 ** (9 ** 9) }}",
-        "{% set a = range(99999) | list %}{% for i in a %}{{ (a * i) | length }}{% endfor %}",
-    ],
-)
-def test_a_chat_template_without_an_end_is_given_up(template, monkeypatch):
-    monkeypatch.setattr(prompts, "_MOST_SECONDS", 0.3)
-    with pytest.raises(ValueError, match="no end"):
-        render(PROBLEM, "paper", _tokenizer(template, bos=False))
-
-
 # Llama 3.2's way to a date.
 DATED = (
     "{% if not date is defined %}{% if strftime_now is defined %}"
@@ -180,26 +135,6 @@ def test_a_chat_template_that_asks_for_the_date_is_told_one_which_the_record_nam
     assert template_inputs("tiny", dated) == {"prompt_template": PINNED["tiny"][1]}
 
 
-@pytest.mark.parametrize(
-    ("before", "sentence"),
-    [
-        ("{{ ['a', 'b'] | random }}", "draws at random"),
-        ("{{ [['a', 'b']] | map('random') | first }}", "draws at random"),
-        ("{{ lipsum(n=1, html=false) }}", "draws at random"),
-        ("{{ joiner() }}", "place in memory"),
-        ("{{ 'ab' | map('upper') }}", "place in memory"),
-        ("{% set f = '%H' %}{{ strftime_now(f) }}", "reads the clock"),
-        ("{% set now = strftime_now %}{{ now('%H') }}", "reads the clock"),
-    ],
-)
-def test_a_prompt_that_would_be_another_each_time_is_refused(before, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        render(PROBLEM, "paper", _tokenizer(before + QWEN_LIKE, bos=False))
-    own = f"{OWN}{before} {{{{ question }}}}"
-    with pytest.raises(ValueError, match=sentence if "strftime" not in before else "undefined"):
-        render(PROBLEM, own, _tokenizer(QWEN_LIKE, bos=False))
-
-
 def test_what_another_thread_draws_is_not_laid_to_a_template(monkeypatch):
     states = iter([1, 2, 3, 3])  # one drawing between the first two readings
     monkeypatch.setattr(prompts.random, "getstate", lambda: next(states, 3))
@@ -214,28 +149,71 @@ INST = (
 
 
 @pytest.mark.parametrize(
-    ("template", "opens"),
+    "template",
     [
-        (QWEN_LIKE, True),
-        (INST, True),
-        (TURNS + "<|im_start|> assistant", True),
-        ("user {{ messages[0].content }} <|im_end|> assistant", True),
-        (TURNS + "{% if add_generation_prompt %}<think>{% endif %}", True),
-        (TURNS, False),
-        (TURNS + "{% if add_generation_prompt %}\n\n{% endif %}", False),
-        ("{% if add_generation_prompt %}assistant{% endif %} " + TURNS, False),
-        ("user {{ messages[0].content }} <|im_end|> ", False),
-        ("{{ messages[0].content }}", False),
-        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", False),
+        QWEN_LIKE,
+        INST,
+        TURNS + "<|im_start|> assistant",
+        "user {{ messages[0].content }} <|im_end|> assistant",
+        TURNS + "{% if add_generation_prompt %}<think>{% endif %}",
     ],
 )
-def test_a_chat_template_must_open_the_assistants_turn(template, opens):
-    tokenizer = _tokenizer(template, bos=False)
-    if opens:
-        assert render(PROBLEM, "released", tokenizer)
-        return
-    with pytest.raises(ValueError, match=r"assistant's turn: "):
-        render(PROBLEM, "released", tokenizer)
+def test_a_chat_template_opens_the_assistants_turn(template):
+    assert render(PROBLEM, "released", _tokenizer(template, bos=False))
+
+
+# What differs from one rendering to the next.
+ANOTHER_EACH_TIME = [
+    ("{{ ['a', 'b'] | random }}", "draws at random"),
+    ("{{ [['a', 'b']] | map('random') | first }}", "draws at random"),
+    ("{{ lipsum(n=1, html=false) }}", "draws at random"),
+    ("{{ joiner() }}", "place in memory"),
+    ("{{ 'ab' | map('upper') }}", "place in memory"),
+    ("{% set f = '%H' %}{{ strftime_now(f) }}", "reads the clock"),
+    ("{% set now = strftime_now %}{{ now('%H') }}", "reads the clock"),
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('no system role') }}", "TemplateError"),
+        ("{% if %}", "TemplateSyntaxError"),
+        ("{{ messages[0].tool.name }}", "UndefinedError"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{{ 'a' * 10 ** 30 }}", "OverflowError"),
+        ("{{ 'a' * 2 * 10 ** 6 }}", "2000000 letters"),
+        ("<|im_start|> {{ messages[0].text }}", "message .*im_start"),
+        (7, "is 7;"),
+        ({"tool_use": QWEN_LIKE}, "called default"),
+        ({"default": 7, "tool_use": QWEN_LIKE}, "called default"),
+        ("{% for i in range(99999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "no end"),
+        ("{{ 9 ** (9 ** 9) }}", "no end"),
+        ("{% set a = range(99999) | list %}{% for i in a %}{{ (a * i) | length }}{% endfor %}",
+         "no end"),
+        *((before + QWEN_LIKE, words) for before, words in ANOTHER_EACH_TIME),
+        (TURNS, "assistant's turn"),
+        (TURNS + "{% if add_generation_prompt %}\n\n{% endif %}", "assistant's turn"),
+        ("{% if add_generation_prompt %}assistant{% endif %} " + TURNS, "assistant's turn"),
+        ("user {{ messages[0].content }} <|im_end|> ", "assistant's turn"),
+        ("{{ messages[0].content }}", "assistant's turn"),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "assistant's turn"),
+    ],
+)  # fmt: skip
+def test_a_chat_template_that_cannot_be_used_is_refused(template, words, monkeypatch):
+    if words == "no end":
+        monkeypatch.setattr(prompts, "_MOST_SECONDS", 0.3)
+    with pytest.raises(ValueError, match=rf"chat template .*{words}") as caught:
+        render(PROBLEM, "released", _tokenizer(template, bos=False))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("before", "words"), ANOTHER_EACH_TIME)
+def test_a_template_of_ones_own_is_the_same_each_time(before, words):
+    with pytest.raises(ValueError, match=words if "strftime" not in before else "undefined"):
+        render(PROBLEM, f"{OWN}{before} {{{{ question }}}}", _tokenizer(QWEN_LIKE, bos=False))
 
 
 @pytest.mark.parametrize(

@@ -1,35 +1,33 @@
 """`evaluate`: a checkpoint with an adapter or without, asked from the command line."""
 
 import json
+import re
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from repro.__main__ import main
+from repro.data.generator import generate_problems
 from repro.evaluate import evaluate_command
 from repro.models.files.adapter_files import save_adapter
 from repro.models.policy import load_policy, trainable_parameters
+from tests.repro.problem_files import write_problems
 
-LINE = ["evaluate", "tiny", "--device", "cpu", "--template", "tiny", "--tokens", "48"]
+HOW = ["--device", "cpu", "--template", "tiny", "--tokens", "48"]
+LINE = ["evaluate", "tiny", *HOW]
 GENERATED = ["--data", "generated", "--limit", "12"]
 
 
-def evaluated(tmp_path, *more):
-    assert main([*LINE, *more, "--out", str(tmp_path / "record.json")]) == 0
-    record = json.loads((tmp_path / "record.json").read_text())
-    return record
-
-
-def write_problems(folder, count):
-    rows = [{"id": f"p{n}", "question": f"{n}+2?", "answer": str(n + 2)} for n in range(count)]
-    folder.mkdir()
-    (folder / "test.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
-    return folder
+def evaluated(tmp_path, *more, base=("tiny",)):
+    assert main(["evaluate", *base, *HOW, *more, "--out", str(tmp_path / "record.json")]) == 0
+    return json.loads((tmp_path / "record.json").read_text())
 
 
 def test_sets_are_asked_k_times_and_read_strictly_and_leniently(tmp_path, capsys):
-    own = write_problems(tmp_path / "own", 5)
+    own = tmp_path / "own"
+    own.mkdir()
+    write_problems(own / "test.jsonl", generate_problems("test", 5))
     record = evaluated(
         tmp_path, "--data", f"generated,{own}", "--limit", "12", "--samples", "3", "--at", "1,3"
     )
@@ -56,7 +54,7 @@ def test_sampling_on_a_cpu_says_how_far_it_has_come(tmp_path, capsys, monkeypatc
     monkeypatch.setattr(evaluate_command, "_SILENT_SECONDS", 0.0)
     evaluated(tmp_path, "--data", "generated", "--limit", "3", "--samples", "2")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("generated, 6 completions: 6 under way have 1 tokens each (")
+    assert re.findall(r"\d+", lines[0])[:3] == ["6", "6", "1"]  # completions, under way, tokens
     assert len(lines) > 5
 
 
@@ -68,16 +66,12 @@ def test_an_adapter_is_asked_on_its_own_base_in_the_format_it_was_trained_on(tmp
         for parameter in trainable_parameters(policy).values():
             parameter.fill_(0.05)
     save_adapter(policy, tmp_path / "run" / "adapter")
-    line = [word for word in LINE if word != "tiny"][:1]
-    greedy = ["--template", "tiny", "--tokens", "48", "--temperature", "0", "--device", "cpu"]
-    out = tmp_path / "record.json"
-    run = str(tmp_path / "run")
-    assert main([*line, "--adapter", run, *greedy, *GENERATED, "--out", str(out)]) == 0
-    record = json.loads(out.read_text())
+    greedy = [*GENERATED, "--temperature", "0"]
+    record = evaluated(tmp_path, *greedy, base=["--adapter", str(tmp_path / "run")])
     assert record["weight_format"] == "nvfp4"
     assert record["adapter"]["folder"] == str(tmp_path / "run" / "adapter")
     # An adapter so large leaves nothing of the policy: it is really applied.
-    bare = evaluated(tmp_path, *GENERATED, "--temperature", "0", "--format", "nvfp4")
+    bare = evaluated(tmp_path, *greedy, "--format", "nvfp4")
     accuracy = [r["sets"]["generated"]["metrics"]["accuracy"]["value"] for r in (record, bare)]
     assert accuracy[0] < accuracy[1]
 

@@ -69,50 +69,41 @@ def test_a_reward_that_changed_since_the_run_was_planned_is_refused(write):
         load_reward(stated)
 
 
-@pytest.mark.parametrize(
-    ("named", "sentence"),
-    [
-        ("nothing", "needs module:function"),
-        (":f", "needs module:function"),
-        ("no_such_module_here:f", "ModuleNotFoundError"),
-        ("{}:shortest", "shortest .*shorter"),
-        ("{}:NUMBER", "NUMBER"),
-        ("{}:swapped", "answers, texts"),
-        ("{}:off", "raised GeneratorExit"),
-        ("{}:later", "asynchronous"),
-    ],
-)
-def test_what_is_wrong_with_a_reward_is_a_sentence(named, sentence, write):
-    with pytest.raises(ValueError, match=sentence):
-        reward_named(named.format(write(SHORT)))
+def returning(value):
+    return f"def reward(completions): return {value}"
 
 
 @pytest.mark.parametrize(
-    ("returned", "sentence"),
+    ("named", "source", "words"),
     [
-        ("[0.0]", r"returned \[0.0\] for 2 completions"),
-        ("'ab'", "'ab' for 2"),
-        ("b'ab'", "b'ab' for 2"),
-        ("[float('inf')] * 2", "returned inf"),
-        ("[type('Bad', (), {'__repr__': lambda self: 1 / 0})()] * 2", "a Bad that cannot be shown"),
-        ("[type('Bad', (), {'__repr__': lambda self: '\\x1b\\n'})()] * 2", r"\\x1b\\n; needed"),
-        ("__import__('os')._exit(0)", "exit code 0"),
-        ("__import__('sys').exit(0)", r"raised SystemExit\(0\)"),
-        ("[10**16] * 2", r"returned 1000.*1e\+15"),
-        ("list(__import__('numpy').full(2, float('inf'), 'float16'))", "returned .*inf"),
+        ("nothing", SHORT, "module:function"),
+        (":f", SHORT, "module:function"),
+        ("no_such_module_here:f", SHORT, "ModuleNotFoundError"),
+        ("{}:shortest", SHORT, "shortest .*shorter"),
+        ("{}:NUMBER", SHORT, "NUMBER"),
+        ("{}:swapped", SHORT, "answers, texts"),
+        ("{}:off", SHORT, "raised GeneratorExit"),
+        ("{}:later", SHORT, "asynchronous"),
+        ("{}:reward", "1 / 0", "ZeroDivisionError"),
+        ("{}:reward", "import os; os.abort()", "exit code -6"),
+        ("{}:reward", returning("[0.0]"), r"returned \[0.0\] for 2"),
+        ("{}:reward", returning("'ab'"), "'ab' for 2"),
+        ("{}:reward", returning("b'ab'"), "b'ab' for 2"),
+        ("{}:reward", returning("[float('inf')] * 2"), "returned inf"),
+        ("{}:reward", returning("[type('Bad', (), {'__repr__': lambda self: 1 / 0})()] * 2"),
+         "a Bad that cannot"),
+        ("{}:reward", returning("[type('Bad', (), {'__repr__': lambda self: '\\x1b\\n'})()] * 2"),
+         r"\\x1b\\n; needed"),
+        ("{}:reward", returning("__import__('os')._exit(0)"), "exit code 0"),
+        ("{}:reward", returning("__import__('sys').exit(0)"), r"raised SystemExit\(0\)"),
+        ("{}:reward", returning("[10**16] * 2"), r"returned 1000.*1e\+15"),
+        ("{}:reward", returning("list(__import__('numpy').full(2, float('inf'), 'float16'))"),
+         "returned .*inf"),
     ],
-)
-def test_what_a_reward_returns_is_tried(returned, sentence, write):
-    with pytest.raises(ValueError, match=sentence):
-        reward_named(f"{write(f'def reward(completions): return {returned}')}:reward")
-
-
-def test_a_reward_gets_completions_and_golds_by_their_names(write):
-    name = write(
-        "def reward(*, answers, completions, **more):\n    return list(map(float, answers))"
-    )
-    own = load_reward(reward_named(f"{name}:reward"))
-    assert pay(own, ["x"], {"answers": ["4"]}, "reward") == [4.0]
+)  # fmt: skip
+def test_what_is_wrong_with_a_reward_is_a_sentence(named, source, words, write):
+    with pytest.raises(ValueError, match=words):
+        reward_named(named.format(write(source)))
 
 
 PROBLEMS = [
@@ -129,6 +120,7 @@ PROBLEMS = [
         ("prompts, completions, topic, **more", "[len(t) for t in topic]", [4, 8]),
         ("completions, weight=(0, 0)", "[w or 1 for w in weight]", [2, 1]),
         ("completions, **more", "[w or 1 for w in more['weight']]", [2, 1]),
+        ("*, answers, completions, **more", "list(map(float, answers))", [4, 9]),
         ("completions, **more", "[float(a) for a in more['answers']]", [4, 9]),
         ("completions, solution", "[s is None for s in solution]", [1, 1]),
         ("completions, absent=3", "[absent, absent]", [3, 3]),
@@ -144,14 +136,6 @@ def test_a_reward_that_asks_for_no_column_there_is_names_those_there_are(write):
     stated = reward_named(f"{write('def reward(completions, topik): return topik')}:reward")
     with pytest.raises(ValueError, match=r"topik, .*topic"):
         try_reward(stated, columns_of(PROBLEMS))
-
-
-@pytest.mark.parametrize(
-    ("source", "error"), [("1 / 0", "ZeroDivisionError"), ("import os; os.abort()", "exit code -6")]
-)
-def test_a_module_that_fails_on_import_is_a_sentence(source, error, write):
-    with pytest.raises(ValueError, match=f"{error}"):
-        reward_named(f"{write(source)}:reward")
 
 
 def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write):

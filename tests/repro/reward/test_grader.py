@@ -110,11 +110,10 @@ def test_workers_killed_from_outside_are_survived():
             target=lambda: collected.extend(g.status for g in pool.grade_answers(pairs))
         )
         thread.start()
-        for _ in range(2):
-            time.sleep(0.03)
+        for pause in (0.03, 1.0):  # the second kills the worker that replaced the first
+            time.sleep(pause)
             if pool.worker is not None:
                 os.kill(pool.worker.process.pid, signal.SIGKILL)
-            time.sleep(1.0)
         thread.join(60)
         assert collected == expected
         assert pool.workers_started >= 2
