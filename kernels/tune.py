@@ -259,7 +259,7 @@ def _call(
     if joining is not None and adapter is not None:
         return lambda: fused_adapter.narrow(x, weight, None, out, choice, adapter, joining)
     if choice.path == "dense":
-        return lambda: linear.dense_linear(x, weight, None, out, None)
+        return lambda: linear.dense_linear(x, weight, None, out)
     run = hopper.narrow if choice.path == "narrow" else hopper.wide
     return lambda: run(x, weight, None, out, choice)
 

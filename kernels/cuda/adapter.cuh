@@ -1,4 +1,4 @@
-// Bf16 rows against tokens with mma.sync, in the column order of fragments.cuh.
+// Tokens for mma.sync, in the column order of fragments.cuh.
 
 // Volatile with AHEAD, so that a whole pack's worth is requested before the first use: left to itself the
 // compiler asks for 64 columns at a time and waits for the L2 at each.
@@ -27,46 +27,4 @@ __device__ __forceinline__ Tokens load_tokens(const u16* const* rows, int column
     x.pair[n][4] = high.x; x.pair[n][5] = high.y; x.pair[n][6] = high.z; x.pair[n][7] = high.w;
   }
   return x;
-}
-
-// One tile of 16 rows of A (bf16, row-major) against all tokens, packs `begin` on by `step`, into
-// this warp's partial sums. Two chunks are requested at once: there are few such warps, so what
-// they wait for is not hidden by others.
-__device__ __forceinline__ void adapter_tile(float (*sum)[4], const u16* a, int row0,
-                                             const u16* const* rows, int columns, int begin,
-                                             int end, int step, int g, int t) {
-  for (int p = begin; p < end; p += step) {
-#pragma unroll
-    for (int c = 0; c < 4; c += 2) {
-      // Load rows g and g + 8 of A, and x, 16 columns of each chunk.
-      uint4 w[2][4] = {};
-      Tokens x[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int column = p * PACK_COLUMNS + (c + i) * 64 + t * 16;
-        if (!TAIL || column < columns) {
-          const u16* upper = a + (u64)(row0 + g) * columns + column;
-          const u16* lower = a + (u64)(row0 + g + 8) * columns + column;
-          w[i][0] = load_weights16(upper); w[i][1] = load_weights16(upper + 8);
-          w[i][2] = load_weights16(lower); w[i][3] = load_weights16(lower + 8);
-        }
-        x[i] = load_tokens(rows, column, columns);
-      }
-      // Multiply.
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          Fragment f;
-          f.r[0] = word_of(w[i][0], j);
-          f.r[1] = word_of(w[i][2], j);
-          f.r[2] = word_of(w[i][1], j);
-          f.r[3] = word_of(w[i][3], j);
-#pragma unroll
-          for (int n = 0; n < TOKEN_TILES; ++n)
-            mma_bf16(sum[n], f, x[i].pair[n][j], x[i].pair[n][j + 4]);
-        }
-      }
-    }
-  }
 }

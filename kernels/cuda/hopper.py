@@ -167,8 +167,8 @@ def narrow_macros(weight: PackedWeight, choice: Choice, M: int) -> dict[str, int
     }
 
 
-def wide_macros(weight: PackedWeight, choice: Choice, lora: bool = False) -> dict[str, int]:
-    """Return the macros of `linear_wide`, with or without an adapter."""
+def wide_macros(weight: PackedWeight, choice: Choice) -> dict[str, int]:
+    """Return the macros of `linear_wide`."""
     stages, pack_stages = _stages(choice, table_bytes(weight))
     return {
         "FORMAT": FORMAT_NUMBERS[weight.format],
@@ -178,7 +178,6 @@ def wide_macros(weight: PackedWeight, choice: Choice, lora: bool = False) -> dic
         "STAGES": stages,
         "PACKS": pack_stages,
         "CLUSTER": min(choice.cluster, weight.packs.shape[1]),
-        "LORA": int(lora),
     }
 
 
@@ -227,12 +226,11 @@ def wide(
     bias: Tensor | None,
     out: Tensor,
     choice: Choice,
-    adapter: Adapter | None = None,
 ) -> None:
-    """Write y = x W^T (+ bias, + adapter) with warpgroup products; arguments as `narrow`'s."""
+    """Write y = x W^T (+ bias) with warpgroup products; arguments as `narrow`'s."""
     M, (N, K) = x.shape[0], weight.shape
     device = x.device.index
-    macros = wide_macros(weight, choice, adapter is not None)
+    macros = wide_macros(weight, choice)
     row_tiles16, packs, _ = weight.packs.shape
     cluster = macros["CLUSTER"]
     block_rows = choice.consumers * choice.row_tiles * 64
@@ -250,20 +248,13 @@ def wide(
     stream = torch.cuda.current_stream().cuda_stream
     floats = 2 * blocks * block_rows * choice.tokens if cluster == 1 else 0
     x_map = driver.tensor_map(x.data_ptr(), M, K, x.stride(0), choice.tokens)
-    z_map, rank, b = x_map, 0, None
-    end0 = end1 = 1 << 30
-    if adapter is not None:
-        b, rank = adapter.b, adapter.b.shape[1]
-        end0, end1 = (*adapter.ends, 1 << 30, 1 << 30)[:2]
-        z = project(x, weight, adapter)
-        z_map = driver.tensor_map(z.data_ptr(), M, z.shape[1], z.shape[1], choice.tokens)
     kernel.launch(
         (blocks, 1),
         (choice.consumers + 1) * 128,
         [
-            x_map, z_map, weight.packs, bias, weight.gain, out, table(weight),
+            x_map, weight.packs, bias, weight.gain, out, table(weight),
             _workspace(device, stream, _rounded(floats)), _counters(device, stream),
-            M, N, packs, row_tiles16, token_tiles, tiles, whole, b, rank, end0, end1,
+            M, N, packs, row_tiles16, token_tiles, tiles, whole,
         ],
         shared_bytes=shared_bytes,
         cluster=cluster,
@@ -285,37 +276,6 @@ def _stages(choice: Choice, table_bytes: int) -> tuple[int, int]:
 def _rounded(floats: int) -> int:
     """Round a workspace up to a power of two, so that a few sizes serve all shapes."""
     return 1 << max(22, (floats - 1).bit_length())
-
-
-def project(x: Tensor, weight: PackedWeight, adapter: Adapter) -> Tensor:
-    """Return z = scaling / gain * x A^T, (M, adapters * rank), bfloat16, for the wide kernel."""
-    M, K = x.shape
-    total = adapter.a.shape[0]
-    token_tiles = 1 if M <= 8 else 2
-    packs = -(-K // PACK_COLUMNS)
-    # Blocks of a cluster and their warps split K; a warp without a pack would only wait.
-    cluster = 8 if packs > 28 else 4 if packs > 14 else 2
-    warps = min(14, -(-packs // cluster))
-    macros = {
-        "FORMAT": 0,
-        "WARPS": warps,
-        "TOKEN_TILES": token_tiles,
-        "TAIL": _tail(K),
-        "AHEAD": 1,
-        "CLUSTER": cluster,
-    }
-    files = ("fragments.cuh", "adapter.cuh", "adapter_project.cu")
-    kernel = driver.load(files, "adapter_project", tuple(macros.items()), x.device.index)
-    z = torch.empty(M, total, dtype=torch.bfloat16, device=x.device)
-    kernel.launch(
-        (total // 16 * cluster, -(-M // (8 * token_tiles))),
-        warps * 32,
-        [
-            x, adapter.a, weight.gain, z, M, K, x.stride(0), packs, total, adapter.scaling,
-        ],
-        cluster=cluster,
-    )  # fmt: skip
-    return z
 
 
 @lru_cache(maxsize=8)

@@ -3,7 +3,8 @@
     y = x W^T + b + scaling * (x A^T) B^T
 
 by the path that `kernels.tuning` names for (N, K, M). `packed_linear` is what an engine calls,
-captured in CUDA graphs as it is; `kernels.dispatch.linear` gives it a gradient.
+captured in CUDA graphs as it is; `kernels.dispatch.linear` gives it a gradient. An adapter rides in
+the launch of few rows (`fuses_adapter`); for more, an engine makes its two products itself.
 
 Easy to get wrong: rows of x must be contiguous and 16-byte aligned, or the loads fault (others are
 copied first).
@@ -37,7 +38,8 @@ def packed_linear(
         (N, K), on x's device.
     bias : Tensor or None, (N,), bfloat16
     adapter
-        LoRA factors in bfloat16; several projections may share one weight.
+        LoRA factors in bfloat16, for as many rows as `fuses_adapter` says; several projections may
+        share one weight.
     out : Tensor, (M, N), the type of x
         Where to write; None allocates.
 
@@ -48,7 +50,7 @@ def packed_linear(
     Raises
     ------
     ValueError
-        When a shape, type or device does not fit.
+        When a shape, type or device does not fit, or the launch of so many rows takes no adapter.
     """
     N, K = weight.shape
     _check(x, weight, bias)
@@ -72,19 +74,19 @@ def _dispatch(
     N, K = weight.shape
     M = x.shape[0]
     choice = _choice(weight, M)
-    if x.dtype == torch.float16 or choice.path == "dense":
-        dense_linear(x, weight, bias, out, adapter)
-        return
-    if choice.path == "wide":
-        hopper.wide(x, weight, bias, out, choice, adapter)
-    elif adapter is None or not fuses_adapter(weight, M):
-        hopper.narrow(x, weight, bias, out, choice)
-        add_adapter(x, adapter, out)
-    else:
+    if adapter is not None:
+        if x.dtype != torch.bfloat16 or not fuses_adapter(weight, M):
+            raise ValueError(f"the launch of {M} rows of {x.dtype} takes no adapter")
         # NF4 at one row is faster by the choice of its layers alone, in whole steps too.
         rank, steps = adapter.b.shape[1], weight.format != "nf4" or M > 1
         choice, joining = tuning.choose_adapted(x.device.index, N, K, M, rank, steps)
         fused_adapter.narrow(x, weight, bias, out, choice, adapter, joining)
+    elif x.dtype == torch.float16 or choice.path == "dense":
+        dense_linear(x, weight, bias, out)
+    elif choice.path == "wide":
+        hopper.wide(x, weight, bias, out, choice)
+    else:
+        hopper.narrow(x, weight, bias, out, choice)
 
 
 def _choice(weight: PackedWeight, M: int) -> Choice:
@@ -94,7 +96,7 @@ def _choice(weight: PackedWeight, M: int) -> Choice:
 
 
 def fuses_adapter(weight: PackedWeight, M: int) -> bool:
-    """Tell whether `packed_linear` makes the adapter of M rows in the layer's one launch.
+    """Tell whether `packed_linear` takes an adapter of M rows, in the layer's one launch.
 
     Up to 16 rows of NVFP4 and MXFP4 and up to 8 of NF4, by the tuned table.
     """
@@ -142,31 +144,13 @@ def dense_with_columns(
     return both[:, :N], both[:, N:]
 
 
-def dense_linear(
-    x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor, adapter: Adapter | None
-) -> None:
-    """Write x W^T (+ bias, + adapter) by way of a dense scratch and torch's product."""
+def dense_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor) -> None:
+    """Write x W^T (+ bias) by way of a dense scratch and torch's product."""
     dense = hopper.dequantize_packs(weight, dtype=x.dtype)
     if bias is None:
         torch.mm(x, dense.t(), out=out)
     else:
         torch.addmm(bias, x, dense.t(), out=out)
-    add_adapter(x, adapter, out)
-
-
-def add_adapter(x: Tensor, adapter: Adapter | None, out: Tensor) -> None:
-    """Add scaling * (x A^T) B^T to `out`, (M, N), in place, by torch's products."""
-    if adapter is None:
-        return
-    rank = adapter.b.shape[1]
-    z = functional.linear(x, adapter.a)  # (M, projections * rank)
-    starts = (0, *adapter.ends)
-    ends = (*adapter.ends, out.shape[1])
-    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        part = out[:, start:end]
-        part.addmm_(
-            z[:, i * rank : (i + 1) * rank], adapter.b[start:end].t(), alpha=adapter.scaling
-        )
 
 
 def _check(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> None:

@@ -16,8 +16,7 @@
 // its packs, and the sums meet in the blocks' shared memory: no trip through the L2, which is what
 // a small layer's time goes into otherwise.
 //
-// Macros: CLUSTER, FORMAT, CONSUMERS, ROW_TILES, TOKENS, STAGES (of x), PACKS (stages of W), LORA
-// (add a LoRA update, whose z comes from adapter_project, launched ahead of this).
+// Macros: CLUSTER, FORMAT, CONSUMERS, ROW_TILES, TOKENS, STAGES (of x), PACKS (stages of W).
 
 #define BLOCK_ROWS (CONSUMERS * ROW_TILES * 64)
 #define TILES16 (BLOCK_ROWS / 16)
@@ -69,12 +68,11 @@ struct Plan {
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_wide(
-    const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap z_map,
-    const u8* __restrict__ packed, const u16* __restrict__ bias,
+    const __grid_constant__ TensorMap x_map, const u8* __restrict__ packed,
+    const u16* __restrict__ bias,
     const float* __restrict__ global_scale, u16* y, const u32* __restrict__ table_pairs,
     float* workspace, u32* counters,
-    int M, int N, int packs, int row_tiles16, int token_tiles, int tiles, int whole,
-    const u16* __restrict__ lora_b, int rank, int adapter_end0, int adapter_end1) {
+    int M, int N, int packs, int row_tiles16, int token_tiles, int tiles, int whole) {
   extern __shared__ u8 shared[];
   __shared__ __align__(8) u64 barriers[2 * STAGES + 2 * PACKS];
   const u32 stage0 = (shared_address(shared) + 1023u) & ~1023u;  // the swizzle counts from 1024
@@ -109,42 +107,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_wide(
   plan.stream = (tiles - whole * (int)gridDim.x) * packs;
   plan.dealt = min(plan.blocks, plan.stream);
   const int block = blockIdx.x;
-#if LORA
-  const int adapter_chunks = (rank + 63) / 64;
-  auto adapter_of = [&](int row) { return (row >= adapter_end0) + (row >= adapter_end1); };
-#endif
 
   // Producer: keeps both rings full.
   if (group == CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(PRODUCER_REGISTERS));
     if ((warp & 3) == 0 && lane == 0) {  // x
-#if !LORA  // with it, this layer starts when x is there; z is waited for below
       wait_for_prerequisites();
-#endif
       int stage = 0;
       u32 phase = 1;
-      auto copy = [&](const TensorMap& map, int column, int token) {
-        barrier_wait(empty0 + 8 * stage, phase);
-        barrier_expect(full0 + 8 * stage, STAGE_BYTES);
-        copy_tile(stage0 + stage * STAGE_BYTES, map, column, token, full0 + 8 * stage);
-        if (++stage == STAGES) { stage = 0; phase ^= 1; }
-      };
       for (int index = 0;; ++index) {
         const Segment s = plan.segment(block, index);
         if (s.end <= s.begin) break;
         const int token0 = (s.tile % token_tiles) * TOKENS;
-        for (int chunk = s.begin * 4; chunk < s.end * 4; ++chunk) copy(x_map, chunk * 64, token0);
-#if LORA
-        // z of each projection that the tile's rows meet, as further columns of x.
-        if (s.end == packs) {
-          const int row0 = (s.tile / token_tiles) * BLOCK_ROWS;
-          const int last = adapter_of(min(row0 + BLOCK_ROWS, N) - 1);
-          wait_for_prerequisites();
-          for (int adapter = adapter_of(row0); adapter <= last; ++adapter)
-            for (int chunk = 0; chunk < adapter_chunks; ++chunk)
-              copy(z_map, adapter * rank + chunk * 64, token0);
+        for (int chunk = s.begin * 4; chunk < s.end * 4; ++chunk) {
+          barrier_wait(empty0 + 8 * stage, phase);
+          barrier_expect(full0 + 8 * stage, STAGE_BYTES);
+          copy_tile(stage0 + stage * STAGE_BYTES, x_map, chunk * 64, token0, full0 + 8 * stage);
+          if (++stage == STAGES) { stage = 0; phase ^= 1; }
         }
-#endif
       }
     } else if ((warp & 3) == 1 && lane == 0) {  // W: no kernel in front writes it
       int stage = 0;
@@ -181,9 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_wide(
   for (int j = 0; j < 4; ++j) entry[j] = entry_of(g, j) * 16 + t * 4;
   float sum[ROW_TILES][ACCUMULATORS];
   const float gain = *global_scale;
-#if !LORA
   wait_for_prerequisites();
-#endif
 
   int stage = 0, previous = -1, pack_stage = 0;
   u32 phase = 0, pack_phase = 0;
@@ -324,37 +302,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_wide(
 
     const int row_start = (s.tile / token_tiles) * BLOCK_ROWS + row_in_block;
     const int token_start = (s.tile % token_tiles) * TOKENS;
-#if LORA
-    // Add the LoRA update: B, read from global memory, by z from the ring.
-    if (s.end == packs) {
-      const int row0 = (s.tile / token_tiles) * BLOCK_ROWS;
-      const int first = adapter_of(row0), last = adapter_of(min(row0 + BLOCK_ROWS, N) - 1);
-      for (int step = 0; step < (last - first + 1) * adapter_chunks; ++step) {
-        const int adapter = first + step / adapter_chunks, chunk = step % adapter_chunks;
-        barrier_wait(full0 + 8 * stage, phase);
-#pragma unroll
-        for (int r = 0; r < ROW_TILES; ++r) {
-          wgmma_wait<0>();
-          if (r == 0) release();
-          const int row = row_start + r * 64 + g;
-          const u16* upper = lora_b + (u64)min(row, N - 1) * rank + chunk * 64 + 2 * t;
-          const u16* lower = lora_b + (u64)min(row + 8, N - 1) * rank + chunk * 64 + 2 * t;
-          Fragment f[4] = {};  // stays zero against the z of another projection
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            if (chunk * 64 + j * 16 < rank && adapter_of(row) == adapter) {
-              f[j].r[0] = *(const u32*)(upper + 16 * j);
-              f[j].r[1] = *(const u32*)(lower + 16 * j);
-              f[j].r[2] = *(const u32*)(upper + 16 * j + 8);
-              f[j].r[3] = *(const u32*)(lower + 16 * j + 8);
-            }
-          }
-          products(sum[r], f);
-        }
-        advance();
-      }
-    }
-#endif
     wgmma_wait<0>();
     release();
     previous = -1;

