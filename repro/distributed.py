@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,7 +41,6 @@ STALL_VARIABLE, MEETING_VARIABLE = "REPRO_STALL_TIMEOUT", "REPRO_RANKS_MEET"
 STALL_SECONDS = 600.0
 # Seconds of exchanges, as a step's line has them: until all ranks had come, and from there.
 MEETING, EXCHANGE = "seconds_meeting", "seconds_exchange"
-_TEXT_BYTES = 65_536
 
 
 class BatchError(ValueError):
@@ -165,23 +165,16 @@ class Ranks:
             self._exchange("sizes", lambda: dist.all_reduce(value, dist.ReduceOp.MIN))
         return int(value)
 
-    def gathered(self, own: Tensor) -> list[Tensor]:
-        """Return every rank's 1-D tensor; of one type, of any length."""
-        if self.world == 1:
-            return [own]
-        sizes = torch.zeros(self.world, dtype=torch.int64)
-        sizes[self.rank] = len(own)
-        self.add(sizes, of="sizes")
-        padded = own.new_zeros(int(sizes.max()))
-        padded[: len(own)] = own
-        every = [torch.zeros_like(padded) for _ in range(self.world)]
-        self._exchange("completions", lambda: dist.all_gather(every, padded))
-        return [part[:size] for part, size in zip(every, sizes.tolist(), strict=True)]
+    def objects(self, own: Any) -> list[Any]:
+        """Return what every rank has, pickled on the way."""
+        every = [own] * self.world
+        if self.world > 1:
+            self._exchange("completions", lambda: dist.all_gather_object(every, own))
+        return every
 
     def texts(self, own: str) -> list[str]:
-        """Return every rank's text, cut to `_TEXT_BYTES`."""
-        held = torch.tensor(list(own.encode()[:_TEXT_BYTES]), dtype=torch.uint8)
-        return [bytes(part.tolist()).decode(errors="replace") for part in self.gathered(held)]
+        """Return every rank's text."""
+        return self.objects(own)
 
     def require_same(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Raise `ValueError` on all ranks unless the trained tensors are the same to the bit."""

@@ -10,18 +10,15 @@ from, after temperature and filters. They are the denominator of an importance r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
-
-import torch
 
 from repro.distributed import Ranks
 from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 
 FinishReason = Literal["stop", "length"]
-_FINISH = ("stop", "length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +146,9 @@ class SharedSampler:
         except FloatingPointError as error:
             self.ranks.agree(str(error))  # raises
         self.ranks.agree(None)
-        every = _exchanged(dict(zip(rows, completions, strict=True)), self.ranks)
+        every: dict[int, Completion] = {}
+        for part in self.ranks.objects(dict(zip(rows, completions, strict=True))):
+            every |= part
         return RolloutBatch(
             prompt_ids=[tuple(prompt) for prompt in prompts],
             completions=[every[row] for row in range(len(prompts) * group_size)],
@@ -160,33 +159,3 @@ class SharedSampler:
 def shared(sampler: Sampler, ranks: Ranks) -> Sampler:
     """Return a sampler whose prompts are divided among ranks, where there are several."""
     return sampler if ranks.world == 1 else SharedSampler(sampler, ranks)
-
-
-def _exchanged(own: Mapping[int, Completion], ranks: Ranks) -> dict[int, Completion]:
-    """Return the completions of all ranks, by row."""
-    numbers: list[int] = []
-    logprobs: list[float] = []
-    for row, c in own.items():
-        finish = _FINISH.index(c.finish_reason)
-        numbers += [row, finish, len(c.token_ids), *c.token_ids]
-        logprobs += c.sampled_logprobs
-    # float64 holds each of Python's numbers to the bit.
-    parts = zip(
-        ranks.gathered(torch.tensor(numbers, dtype=torch.int64)),
-        ranks.gathered(torch.tensor(logprobs, dtype=torch.float64)),
-        strict=True,
-    )
-    every: dict[int, Completion] = {}
-    for whole, real in parts:
-        numbers, logprobs, at, begun = whole.tolist(), real.tolist(), 0, 0
-        while at < len(numbers):
-            row, finish, length = numbers[at : at + 3]
-            at += 3 + length
-            fields: dict[str, Any] = {"finish_reason": _FINISH[finish]}
-            every[row] = Completion(
-                token_ids=tuple(numbers[at - length : at]),
-                sampled_logprobs=tuple(logprobs[begun : begun + length]),
-                **fields,
-            )
-            begun += length
-    return every
