@@ -1,15 +1,12 @@
-"""A tabular policy that can be enumerated, a tiny random policy, and a plain sampler for it."""
+"""A tiny random policy, and a plain sampler for it."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from repro.data.generator import GeneratorConfig
@@ -29,87 +26,6 @@ from repro.spec.config import (
 )
 from tests.repro.rl.uneven_rows import uneven_rows
 from tests.repro.small_runs import fresh_policy, rewards_of, small_run, train_alone
-
-VOCABULARY, LONGEST, END = 5, 3, 0
-PROMPT = (3, 1)
-
-
-class TabularDecoder(nn.Module):
-    """Logits are a table with one row a prefix: hidden states are one-hot, the head is the table.
-
-    It has the few attributes of a transformers decoder that log-probabilities are computed through.
-    """
-
-    def __init__(self, table):
-        super().__init__()
-        self.table = nn.Parameter(table)  # (prefixes, V)
-
-    def model(self, *, input_ids, use_cache):
-        """Return one-hot hidden states of each prefix."""
-        states = torch.zeros_like(input_ids)
-        first = len(PROMPT)
-        for place in range(first, input_ids.shape[1]):
-            # 1 + a after one token, 1 + V + V a + b after two
-            previous = states[:, place - 1]
-            states[:, place] = torch.where(
-                previous == 0,
-                1 + input_ids[:, place],
-                1 + VOCABULARY + VOCABULARY * (previous - 1) + input_ids[:, place],
-            ).clamp(max=self.table.shape[0] - 1)
-        hidden = nn.functional.one_hot(states, self.table.shape[0]).to(self.table.dtype)
-        return SimpleNamespace(last_hidden_state=hidden)
-
-    def get_output_embeddings(self):
-        """Return the table as a head."""
-        return SimpleNamespace(weight=self.table.t(), bias=None)
-
-
-class Tabular:
-    """Every completion of the tabular policy, their probabilities and exact gradients."""
-
-    def __init__(self, temperature):
-        generator = torch.Generator().manual_seed(11)
-        prefixes = 1 + VOCABULARY + VOCABULARY**2
-        self.temperature = temperature
-        self.table = torch.randn(prefixes, VOCABULARY, generator=generator, dtype=torch.float64)
-        self.completions = [
-            tokens
-            for length in range(1, LONGEST + 1)
-            for tokens in itertools.product(range(VOCABULARY), repeat=length)
-            if END not in tokens[:-1] and (tokens[-1] == END or length == LONGEST)
-        ]
-        # Rewards around 0.5, so that leaving them uncentred shows.
-        self.rewards = 0.5 + torch.randn(
-            len(self.completions), generator=generator, dtype=torch.float64
-        )
-
-    def policy(self):
-        """Return a policy over the table in float32, as the trainer takes it."""
-        decoder = TabularDecoder(self.table.float())
-        return SimpleNamespace(model=decoder, decoder=decoder, device=torch.device("cpu"))
-
-    def token_logprobs(self, table):
-        """Return (N, 3) log-probabilities of every completion's tokens and their mask."""
-        logp = torch.log_softmax(table / self.temperature, dim=-1)
-        rows, masks = [], []
-        for tokens in self.completions:
-            state, values = 0, []
-            for place, token in enumerate(tokens):
-                values.append(logp[state, token])
-                base = (1, 1 + VOCABULARY)[place] if place < 2 else 0
-                state = base + (VOCABULARY * (state - 1) if place == 1 else 0) + token
-            rows.append(torch.stack(values + [logp.new_zeros(())] * (LONGEST - len(values))))
-            masks.append([place < len(tokens) for place in range(LONGEST)])
-        return torch.stack(rows), torch.tensor(masks)
-
-    def scores(self):
-        """Return probabilities (N,) and d log p / d table, (N, table size), float64."""
-        table = self.table.clone().requires_grad_()
-        logp = self.token_logprobs(table)[0].sum(1)
-        gradients = [
-            torch.autograd.grad(value, table, retain_graph=True)[0].flatten() for value in logp
-        ]
-        return logp.detach().exp(), torch.stack(gradients)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ trainer lies no farther from it than the trainer does, whatever their distance f
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -21,29 +20,6 @@ from repro.models.loading import build_on_meta
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy
 from repro.rollout.sampler import RolloutBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parity:
-    """Of the differences d of sampled and trainer's log-probabilities, in nats.
-
-    `first_half` and `second_half` are the mean of abs(d) over halves of the positions: equal
-    without drift. `mean_exp_abs` is 1 where both agree.
-    """
-
-    tokens: int
-    max_abs: float
-    mean_exp_abs: float
-    first_half: float
-    second_half: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exactness:
-    """Mean distances of engine and trainer from a float32 pass, nats, over all tokens."""
-
-    engine: float
-    trainer: float
 
 
 @torch.no_grad()
@@ -88,27 +64,18 @@ def _merged(policy: Policy) -> nn.Module:
     return cast(nn.Module, exact)
 
 
-def exactness(batch: RolloutBatch, trainer: list[Tensor], exact: list[Tensor]) -> Exactness:
-    """Compare what the engine and the trainer gave with a float32 pass."""
-    reference = torch.cat(exact).double()
-    engine = (_sampled(batch, reference.device) - reference).abs()
-    other = (torch.cat(trainer).double() - reference).abs()
-    return Exactness(engine=float(engine.mean()), trainer=float(other.mean()))
+def distances(batch: RolloutBatch, passed: list[Tensor]) -> list[Tensor]:
+    """Return how far each completion's sampled log-probabilities lie from a pass's, (T,) nats."""
+    return [
+        (torch.tensor(c.sampled_logprobs, dtype=torch.float64, device=row.device) - row).abs()
+        for c, row in zip(batch.completions, passed, strict=True)
+    ]
 
 
-def parity(batch: RolloutBatch, trainer: list[Tensor]) -> Parity:
-    """Compare what the engine gave with the trainer's log-probabilities."""
-    every = _sampled(batch, trainer[0].device) - torch.cat(trainer).double()
-    rows = every.abs().split([len(row) for row in trainer])
-    first = torch.cat([row[: len(row) // 2] for row in rows])
-    second = torch.cat([row[len(row) // 2 :] for row in rows])
-    return Parity(
-        tokens=len(every),
-        max_abs=float(every.abs().max()),
-        mean_exp_abs=float(every.abs().exp().mean()),
-        first_half=float(first.mean()),
-        second_half=float(second.mean()),
-    )
+def errors(batch: RolloutBatch, trainer: list[Tensor], exact: list[Tensor]) -> tuple[float, float]:
+    """Return the mean distances of sampler and trainer from a float32 pass, nats."""
+    own = torch.cat(distances(batch, exact)).mean()
+    return float(own), float((torch.cat(trainer).double() - torch.cat(exact)).abs().mean())
 
 
 def _sequence(batch: RolloutBatch, row: int, device: torch.device) -> tuple[Tensor, int]:
@@ -116,8 +83,3 @@ def _sequence(batch: RolloutBatch, row: int, device: torch.device) -> tuple[Tens
     prompt = batch.prompt_ids[row // batch.group_size]
     tokens = [*prompt, *batch.completions[row].token_ids]
     return torch.tensor(tokens, device=device), len(prompt)
-
-
-def _sampled(batch: RolloutBatch, device: torch.device) -> Tensor:
-    drawn = [value for c in batch.completions for value in c.sampled_logprobs]
-    return torch.tensor(drawn, dtype=torch.float64, device=device)
