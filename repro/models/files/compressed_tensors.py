@@ -37,7 +37,6 @@ Source: the layout as compressed-tensors 0.20 writes it; docs/background.md, row
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,32 +51,10 @@ PACKED, SCALE, GLOBAL_SCALE = "weight_packed", "weight_scale", "weight_global_sc
 LAYOUT_VERSION: Final = "0.20.0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How the files of one 4-bit format look.
-
-    Attributes
-    ----------
-    name
-        compressed-tensors' name of it, the `format` of a `quantization_config`.
-    strategy
-        Its name for how blocks share scales.
-    scale_dtype
-        Of the block scales; the blocks are those of `kernels.formats`.
-    """
-
-    name: str
-    strategy: str
-    scale_dtype: torch.dtype
-
-
-LAYOUTS: Final[Mapping[str, Layout]] = {
-    "nvfp4": Layout(
-        name="nvfp4-pack-quantized",
-        strategy="tensor_group",
-        scale_dtype=torch.float8_e4m3fn,
-    ),
-    "mxfp4": Layout(name="mxfp4-pack-quantized", strategy="group", scale_dtype=torch.uint8),
+# compressed-tensors' names of each format, and of how its blocks share scales.
+LAYOUTS: Final[Mapping[str, tuple[str, str]]] = {
+    "nvfp4": ("nvfp4-pack-quantized", "tensor_group"),
+    "mxfp4": ("mxfp4-pack-quantized", "group"),
 }
 # Fields that are read by themselves, mean nothing for the tensors, or show in their names.
 _FREE: Final = frozenset(
@@ -89,25 +66,25 @@ _FREE_OF_WEIGHTS: Final = frozenset(("observer", "observer_kwargs", "zp_dtype", 
 
 def quantization_config(weight_format: str) -> dict[str, Any]:
     """Return the `quantization_config` of `config.json` for 4-bit weights, 16-bit activations."""
-    layout = LAYOUTS[weight_format]
+    (layout, strategy), spec = LAYOUTS[weight_format], FORMATS[weight_format]
     weights = {
         "num_bits": 4,
         "type": "float",
-        "strategy": layout.strategy,
-        "group_size": FORMATS[weight_format].block,
+        "strategy": strategy,
+        "group_size": spec.block,
         "symmetric": True,
         "dynamic": False,
-        "scale_dtype": str(layout.scale_dtype),
+        "scale_dtype": str(spec.scale_dtype),
     }
     return {
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
-        "format": layout.name,
+        "format": layout,
         "version": LAYOUT_VERSION,
         "config_groups": {
             "group_0": {
                 "targets": ["Linear"],
-                "format": layout.name,
+                "format": layout,
                 "weights": weights,
                 "input_activations": None,
                 "output_activations": None,
@@ -147,7 +124,7 @@ def _format_of(group: Any, name: str, config: Mapping[str, Any], where: Path) ->
     if not isinstance(group, Mapping):
         raise CheckpointError(f"{where}: config_groups.{name} is {group!r}; needed is an object")
     named = group.get("format") or config.get("format")
-    of_layout = {layout.name: key for key, layout in LAYOUTS.items()}
+    of_layout = {layout: key for key, (layout, _) in LAYOUTS.items()}
     if named not in of_layout:
         read = " and ".join(map(repr, of_layout))
         raise CheckpointError(f"{where}: {name}.format is {named!r}; {read} are read here")
@@ -175,15 +152,16 @@ def packed_specs(
 ) -> dict[str, TensorSpec]:
     """Return a projection's tensors by name, of `shape` (N, K), K in whole blocks."""
     N, K = shape
-    block = FORMATS[weight_format].block
-    if K % block:
+    spec = FORMATS[weight_format]
+    if K % spec.block:
         raise ValueError(
-            f"{projection}.weight has K = {K}; {weight_format.upper()} needs a multiple of {block}"
+            f"{projection}.weight has K = {K}; {weight_format.upper()} needs a multiple of "
+            f"{spec.block}"
         )
-    scale_dtype = LAYOUTS[weight_format].scale_dtype
+    scales = TensorSpec(dtype=spec.scale_dtype, shape=(N, K // spec.block))
     specs = {
         f"{projection}.{PACKED}": TensorSpec(dtype=torch.uint8, shape=(N, K // 2)),
-        f"{projection}.{SCALE}": TensorSpec(dtype=scale_dtype, shape=(N, K // block)),
+        f"{projection}.{SCALE}": scales,
     }
     if weight_format == "nvfp4":
         specs[f"{projection}.{GLOBAL_SCALE}"] = TensorSpec(dtype=torch.float32, shape=(1,))

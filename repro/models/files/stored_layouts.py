@@ -14,7 +14,7 @@ from repro.models.files.tensor_files import TensorSpec, WeightSource
 
 # The layout's name by format.
 LAYOUTS: Final[Mapping[str, str]] = {
-    **{name: layout.name for name, layout in compressed_tensors.LAYOUTS.items()},
+    **{name: layout for name, (layout, _) in compressed_tensors.LAYOUTS.items()},
     "nf4": bitsandbytes_files.NAME,
 }
 
