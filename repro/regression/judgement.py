@@ -6,14 +6,17 @@ their side, and a target with such a problem is not judged.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from repro.evidence.origins import devices_of
+from repro.evidence.origins import devices_of, named_commits
+from repro.evidence.printable import one_line
 from repro.evidence.store import blessed_sources
 from repro.judge.as_before import (
+    VERDICTS,
     Comparison,
     MetricRow,
     Side,
@@ -24,6 +27,7 @@ from repro.judge.as_before import (
 from repro.judge.check import stored_evidence
 from repro.judge.gathering import gather
 from repro.judge.recorded import recorded_selections
+from repro.report.verdict_words import row_text
 from repro.run.places import absence_text
 from repro.run.select import Selection, select
 from repro.spec.checks import require
@@ -34,15 +38,18 @@ Status = Literal["fine", "regressed", "could not judge"]
 
 EXIT_STATUS: dict[Status, int] = {"fine": 0, "regressed": 1, "could not judge": 2}
 BLESSED = "blessed"
-BLESS_COMMAND = "python -m repro bless --device --tier {tier} --runs {runs}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """All comparisons for one question of `compare` or `regress`, and their joint result."""
+    """All comparisons for one question of `compare` or `regress`, and their joint result.
+
+    `advice` is what to do where the blessed records could not be judged by.
+    """
 
     comparisons: tuple[Comparison, ...] = ()
     problems: tuple[str, ...] = ()
+    advice: str = ""
 
     @property
     def rows(self) -> list[MetricRow]:
@@ -66,6 +73,42 @@ class Judgement:
     def exit_status(self) -> int:
         """0 fine, 1 regressed, 2 could not judge."""
         return EXIT_STATUS[self.status]
+
+    def text(self) -> str:
+        """Return plain lines: verdict, counts, reasons, rows that are not unchanged, origins."""
+        found = Counter(row.verdict for row in self.rows)
+        worse = sum(len(one.worse) for one in self.comparisons)
+        problems = self.every_problem
+        sides = [[one.old for one in self.comparisons], [one.new for one in self.comparisons]]
+        lines = [
+            f"{self.status}: {len(self.rows)} values compared, {worse} worse by more than their "
+            f"threshold, {len(problems)} not judged",
+            ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS),
+            *problems,
+            *(row_text(row) for row in self.rows if row.verdict != "unchanged"),
+            *([self.advice] if self.advice and problems else []),
+            *([" -> ".join(origins)] if all(origins := [*map(_origin, sides)]) else []),
+        ]
+        return "".join(f"{one_line(line)}\n" for line in lines)
+
+
+def _origin(sides: Sequence[Side]) -> str:
+    """Return whose records these are, and what timings depend on; empty without records."""
+    records = [record for side in sides for record in side.every()]
+    if not records:
+        return ""
+    software = {
+        f"{name} {version}"
+        for record in records
+        for name, version in record.environment.get("packages", {}).items()
+        if name in ("torch", "triton") and version
+    }
+    gpus = [gpu for record in records for gpu in record.environment.get("gpu") or ()]
+    software |= {f"driver {gpu['driver_version']}" for gpu in gpus if "driver_version" in gpu}
+    names = ", ".join(dict.fromkeys(side.name for side in sides if side.every()))
+    devices = sorted(str(device or "no GPU") for device in devices_of(records))
+    commits = f"commit {', '.join(named_commits(records, 12))}"
+    return f"{names} ({', '.join([*devices, commits, *sorted(software)])})"
 
 
 def judgement_of(
@@ -96,13 +139,14 @@ def judgement_of(
     for selection in selections:
         now = side_of(str(new), selection, gather(selection, new, expected))
         if old == BLESSED:
-            devices = devices_of(now.every())
-            device = devices.pop() if len(devices) == 1 else None
-            before = blessed_side(expected, selection, device, new)
+            before = _blessed_side(selection, now, expected)
         else:
             before = side_of(old, selection, gather(selection, Path(old), expected))
         comparisons.append(compare(selection.source, selection.tier, before, now))
-    return Judgement(comparisons=tuple(comparisons))
+    tiers = dict.fromkeys(selection.tier.value for selection in selections)
+    commands = [f"python -m repro bless --device --tier {at} --runs {new}" for at in tiers]
+    advice = f"to make these records the baseline: {' and '.join(commands)}"
+    return Judgement(comparisons=tuple(comparisons), advice=advice if old == BLESSED else "")
 
 
 def selected(names: Sequence[str], tier: str | None, folders: Sequence[Path]) -> list[Selection]:
@@ -125,25 +169,15 @@ def selected(names: Sequence[str], tier: str | None, folders: Sequence[Path]) ->
     return [*recorded.values()]
 
 
-def blessed_side(expected: Path, selection: Selection, device: str | None, runs: Path) -> Side:
-    """Return the blessed records of a selection on a device; a problem where there are none.
-
-    Parameters
-    ----------
-    runs
-        The folder whose records may become the baseline, for that sentence.
-    """
-    command = BLESS_COMMAND.format(tier=selection.tier.value, runs=runs)
+def _blessed_side(selection: Selection, now: Side, expected: Path) -> Side:
+    """Return the blessed records of the device of new ones; a problem where there are none."""
+    devices = devices_of(now.every())
+    device = devices[0] if len(devices) == 1 else None
     stored = stored_evidence(selection, device, expected)
     if stored is not None:
-        side = side_of("blessed records", selection, stored)
-        again = tuple(f"{why}; to replace the baseline: {command}" for why in side.problems)
-        return replace(side, problems=again)
+        return side_of("blessed records", selection, stored)
     sources = blessed_sources(expected, selection.tier)
     known = ", ".join(str(item.device) for item in sources if item.has(selection.source.name))
-    sentence = (
-        f"nothing is blessed on {device or 'the device of these records'}"
-        + (f" (but on {known})" if known else "")
-        + f"; to make these records the baseline: {command}"
-    )
+    sentence = f"nothing is blessed on {device or 'the device of these records'}"
+    sentence += f" (but on {known})" if known else ""
     return Side(name="blessed records", problems=(sentence,))

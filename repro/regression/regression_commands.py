@@ -16,7 +16,6 @@ from pathlib import Path
 
 from repro.evidence.provenance import source_commit
 from repro.regression.judgement import BLESSED, EXIT_STATUS, judgement_of
-from repro.regression.render import judgement_text
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
 from repro.spec.checks import require
@@ -45,7 +44,7 @@ def main_compare(args: argparse.Namespace) -> int:
     """Carry out `repro compare A B`; return the exit status."""
     expected = expected_folder(args.expected)
     judgement = judgement_of(args.old, Path(args.new), args.targets, args.tier, expected)
-    sys.stdout.write(judgement_text(judgement))
+    sys.stdout.write(judgement.text())
     return judgement.exit_status
 
 
@@ -68,7 +67,7 @@ def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) 
         sys.stdout.write(f"interrupted; go on with: {again}\n")
         return COULD_NOT_JUDGE
     judgement = judgement_of(BLESSED, folder, names, tier, expected)
-    text = judgement_text(judgement, f"records, regress.md: {folder}")
+    text = f"{judgement.text()}records, regress.md: {folder}\n"
     markdown = f"## Regression: {judgement.status}\n\n```\n{text}```\n"
     replace_text(folder / "regress.md", markdown)
     if os.environ.get(SUMMARY_VARIABLE):
