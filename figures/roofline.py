@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -25,35 +24,23 @@ _OURS = re.compile(r"seconds_ours_(\w+)_(\d+)")
 _BYTES_PER_WEIGHT = 9 / 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RooflineRow:
-    """One format at one number of rows of x; microseconds of the four linear layers together."""
-
-    arm: str
-    block: str
-    rows: int
-    ours: float
-    bf16: float
-    floor: float
+# Rows of x, then microseconds of the four layers together: ours, bfloat16's, the floor's.
+Timed = tuple[int, float, float, float]
 
 
-def rows(checked: Checked) -> list[RooflineRow]:
-    """Return a row for each arm, block and number of rows that the records time."""
-    table = []
+def times(checked: Checked) -> dict[str, dict[str, list[Timed]]]:
+    """Return {block: {arm: times}} of what the records time, from few rows of x to many."""
+    found: dict[str, dict[str, list[Timed]]] = {}
     for arm, by_seed in checked.evidence.records.items():
         timed = [*by_seed.values()]
-        for match in filter(None, map(_OURS.fullmatch, timed[0].metrics)):
-            block, count = match[1], int(match[2])
-            row = RooflineRow(
-                arm=arm,
-                block=block,
-                rows=count,
-                ours=_median(timed, match[0]) * 1e6,
-                bf16=_median(timed, f"seconds_bf16_{block}_{count}") * 1e6,
-                floor=_floor(timed, block, count) * 1e6,
+        matches = filter(None, map(_OURS.fullmatch, timed[0].metrics))
+        for block, count in sorted((match[1], int(match[2])) for match in matches):
+            ours, bf16 = (
+                _median(timed, f"seconds_{by}_{block}_{count}") for by in ("ours", "bf16")
             )
-            table.append(row)
-    return sorted(table, key=lambda row: (row.arm, row.block, row.rows))
+            point = (count, ours * 1e6, bf16 * 1e6, _floor(timed, block, count) * 1e6)
+            found.setdefault(block, {}).setdefault(arm, []).append(point)
+    return found
 
 
 def _median(records: Sequence[Record], metric: str) -> float:
@@ -71,25 +58,24 @@ def _floor(records: Sequence[Record], block: str, count: int) -> float:
 
 def draw(checked: Checked, title: str) -> Figure | None:
     """Return the figure: a column per block; above the time, below the gain over bfloat16."""
-    table = rows(checked)
-    if not table:
+    found = times(checked)
+    if not found:
         return None
-    blocks = sorted({row.block for row in table}, key=lambda name: int(name.rstrip("b")))
+    blocks = sorted(found, key=lambda name: int(name.rstrip("b")))
     figure = new_figure(5.0 * len(blocks), 7.0)
     grid = figure.subplots(2, len(blocks), sharex=True, squeeze=False)
     looks = styles(checked.selection.target.arms)
     for column, block in zip(grid.T, blocks, strict=True):
-        of_block = [row for row in table if row.block == block]
         above, below = column
         tidy(above)
         tidy(below)
-        _draw_lines(above, below, of_block, looks)
+        _draw_lines(above, below, found[block], looks)
         above.set_title(f"Qwen2.5-{block.upper()}, four linear layers", loc="left", fontsize=10)
         above.set_yscale("log")
         above.yaxis.set_major_formatter("{x:g}")
         below.set_ylim(bottom=0.0)
         below.set_xscale("log", base=2)
-        below.set_xticks(sorted({row.rows for row in of_block}))
+        below.set_xticks(sorted({time[0] for of_arm in found[block].values() for time in of_arm}))
         below.xaxis.set_major_formatter("{x:g}")
         below.tick_params(axis="x", labelrotation=45)
         below.set_xlabel("rows of x")
@@ -103,20 +89,17 @@ def draw(checked: Checked, title: str) -> Figure | None:
 
 
 def _draw_lines(
-    above: Axes, below: Axes, table: Sequence[RooflineRow], looks: Mapping[str, Style]
+    above: Axes, below: Axes, found: Mapping[str, Sequence[Timed]], looks: Mapping[str, Style]
 ) -> None:
     """Draw each format's line and, by the rows of the first, bfloat16's and the floor."""
 
-    def draw_line(line: Sequence[RooflineRow], times: Sequence[float], **look: Any) -> None:
-        counts = [row.rows for row in line]
-        above.plot(counts, times, **look)
-        below.plot(counts, [row.bf16 / time for row, time in zip(line, times, strict=True)], **look)
+    def draw_line(arm: str, place: int, **look: Any) -> None:
+        columns = [*zip(*found[arm], strict=True)]
+        above.plot(columns[0], columns[place], **look)
+        below.plot(columns[0], [time[2] / time[place] for time in found[arm]], **look)
 
-    lines = {arm: line for arm in looks if (line := [row for row in table if row.arm == arm])}
-    for arm, line in lines.items():
-        draw_line(line, [row.ours for row in line], color=looks[arm].colour, marker="o",
-                  markersize=3, label=looks[arm].label)  # fmt: skip
-    first = next(iter(lines.values()))
-    draw_line(first, [row.bf16 for row in first], color=COLOURS["bf16"], label="BF16")
-    draw_line(first, [row.floor for row in first], color="#000000", linestyle=":",
-              label="floor of 4 bits")  # fmt: skip
+    arms = [arm for arm in looks if arm in found]
+    for arm in arms:
+        draw_line(arm, 1, color=looks[arm].colour, marker="o", markersize=3, label=looks[arm].label)
+    draw_line(arms[0], 2, color=COLOURS["bf16"], label="BF16")
+    draw_line(arms[0], 3, color="#000000", linestyle=":", label="floor of 4 bits")

@@ -127,12 +127,11 @@ def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
     an arm may not.
     """
     return [
-        f"{len(missing)} of {len(evidence.planned)} planned seeds of {arm.name} have no record "
-        f"({', '.join(map(str, missing))})"
+        missing
         for arm in selection.target.arms
         if selection.tier is not Tier.SYSTEMS
         or arm.name in {*evidence.records, *evidence.failed_seeds}
-        if (missing := evidence.without_record(arm.name))
+        if (missing := evidence.missing(arm.name))
     ]
 
 

@@ -103,19 +103,21 @@ class Evidence:
         known = self.records.get(arm, {}).keys() | self.failed_seeds.get(arm, set())
         return [seed for seed in self.planned if seed not in known]
 
+    def missing(self, arm: str) -> str:
+        """Return a sentence on the planned seeds of an arm without a record; empty without any."""
+        seeds = self.without_record(arm)
+        listed = ", ".join(map(str, seeds))
+        what = f"{len(seeds)} of {len(self.planned)} planned seeds"
+        return f"{what} of {arm} have no record ({listed})" if seeds else ""
+
     def lost(self, arms: Iterable[str]) -> dict[str, str]:
         """Return {arm: sentence} for the arms of which planned seeds failed or have no record."""
-        sentences = {}
-        for arm in arms:
-            failed, missing = len(self.failed_seeds.get(arm, ())), self.without_record(arm)
-            parts = [f"{failed} run(s) of {arm} failed"] * bool(failed)
-            if missing:
-                listed = ", ".join(map(str, missing))
-                what = f"{len(missing)} of {len(self.planned)} planned seeds"
-                parts.append(f"{what} of {arm} have no record ({listed})")
-            if parts:
-                sentences[arm] = "; ".join(parts)
-        return sentences
+        counts = {arm: len(self.failed_seeds.get(arm, ())) for arm in arms}
+        parts = {
+            arm: [f"{failed} run(s) of {arm} failed" if failed else "", self.missing(arm)]
+            for arm, failed in counts.items()
+        }
+        return {arm: "; ".join(filter(None, of)) for arm, of in parts.items() if any(of)}
 
     def values(self, metric: str) -> dict[str, dict[Pair, float]]:
         """Return {arm: {seed: value}} of a metric; a timed one has (seed, repeat) for the seed."""

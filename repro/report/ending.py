@@ -17,8 +17,8 @@ from repro.report.verdict_words import (
     SAID_OF_CLAIMS,
     Kind,
     Sayings,
-    notes_on,
     of_kind,
+    said_counts,
 )
 from repro.spec.tier import REAL_CHECKPOINTS, Tier
 
@@ -128,14 +128,7 @@ def _counted(
     word: Callable[[Verdict], str] = lambda verdict: PLAIN[verdict.status],
 ) -> str:
     """Return `Of 3 claims, 2 hold and 1 is undecided.`; `3 claims hold.` where all are alike."""
-    groups: dict[str, list[Verdict]] = {name: [] for name in sayings}
-    for verdict in verdicts:
-        groups[EXPLORATORY if EXPLORATORY in verdict.marks else word(verdict)].append(verdict)
-    said = {
-        f"{sayings[name][len(of) > 1]}{notes_on(of, but=name)}": len(of)
-        for name, of in groups.items()
-        if of
-    }
+    said = said_counts(verdicts, sayings, word)
     if len(said) == 1:
         return f"{_count(len(verdicts), noun)} {next(iter(said))}."
     *most, last = [f"{count} {what}" for what, count in said.items()] or [""]

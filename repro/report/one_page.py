@@ -30,7 +30,6 @@ from repro.report.verdict_words import CLAIM_WORDS, Kind, counted, of_kind
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
 
-_COLUMNS = 4
 # Values that are worth a picture.
 _FEWEST = 3
 # The page may be of a few targets, so that a claim without records may have some elsewhere.
@@ -103,7 +102,6 @@ def page_text(
             scale=interval_marks,
             strips=seed_marks,
             contradictions=_contradictions(expected),
-            differences=differences_with_code(PACKAGE.parent / "docs" / "background.md"),
             environments=_environments(checks),
         )
     )
@@ -163,18 +161,6 @@ def _contradictions(expected: Path) -> list[tuple[str, Mapping[str, Any]]]:
     ]
 
 
-def differences_with_code(page: Path) -> list[list[str]]:
-    """Return the rows of the page's table of differences: subject, text, code, here.
-
-    Empty where the page is not there: an installed package has no docs.
-    """
-    if not page.is_file():
-        return []
-    lines = page.read_text(encoding="utf-8").splitlines()
-    rows = [re.split(r"(?<!\\)\|", line)[2:-1] for line in lines if re.match(r"\| \d+ \|", line)]
-    return [[re.sub(r"[`*]", "", cell).strip() for cell in row[:_COLUMNS]] for row in rows]
-
-
 def _environments(checks: Sequence[Checked]) -> dict[str, list[tuple[str, str]]]:
     """Return title and text of what ran, by tier and device."""
     return {
@@ -194,29 +180,30 @@ def reports(folder: Path, expected: Path) -> list[Report]:
 def _report(one: Judged, expected: Path) -> Report:
     name = one.path.parent.name
     who = name if _WHO.fullmatch(name) else "no account's name"
-    why = one.why
-    if one.checked is not None:
+    checked, why = one.checked, one.why
+    if checked is not None:
         try:
             with untrusted(one.path):
-                return _judged(who, one.checked, one.elsewhere, expected)
+                title, summary = _said_of(checked)
+                rows = tuple(statements([checked], expected))
+            summary += f"; {one.elsewhere}" if one.elsewhere else ""
+            return Report(who=who, title=title, summary=summary, checked=checked, rows=rows)
         except ValueError as error:
             why = str(error)
     return Report(who=who, title=one_line(one.path.name), summary=why)
 
 
-def _judged(who: str, checked: Checked, elsewhere: str, expected: Path) -> Report:
+def _said_of(checked: Checked) -> tuple[str, str]:
+    """Return what a bundle is, and its verdicts in short."""
     target, tier = checked.selection.target.name, checked.selection.tier.value
     records = checked.evidence.all_records()
     known = [record for record in records if COMMIT.fullmatch(record.commit)]
     commits = ", ".join(named_commits(known, _SHORT)) or "unknown"
     device = device_title(checked.evidence.device)
-    title = f"{target}, {tier} tier, {device}, commit {commits}: {len(records)} records"
     summary = counted(of_kind(checked, Kind.PAPER)) or "no claim of the paper's"
     if refused := len(checked.evidence.refused):
         summary += f"; {refused} records refused"
-    summary += f"; {elsewhere}" if elsewhere else ""
-    rows = tuple(statements([checked], expected))
-    return Report(who=who, title=title, summary=summary, checked=checked, rows=rows)
+    return f"{target}, {tier} tier, {device}, commit {commits}: {len(records)} records", summary
 
 
 def reported_rows(folder: Path, expected: Path) -> list[str]:

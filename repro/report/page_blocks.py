@@ -16,7 +16,7 @@ from repro.report.learning import dose_rows, slope_rows, training_rows, untraine
 from repro.report.one_page import REPORTED, reported_rows
 from repro.report.readme import answer_rows
 from repro.report.systems import systems_writers
-from repro.report.verdict_counts import count_rows
+from repro.report.verdict_words import count_rows
 from repro.spec.whole_files import replace_text
 
 _BLOCK = re.compile(r"(<!-- (\w+):begin [^\n]*-->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)

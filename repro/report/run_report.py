@@ -17,8 +17,7 @@ from repro.judge.recorded import recorded_selections
 from repro.report.numbers import environment_lines
 from repro.report.tables import arms_table, paper_columns
 from repro.report.tidy import rendered
-from repro.report.verdict_counts import KINDS, counts_of
-from repro.report.verdict_words import about, as_before_lines, labelled
+from repro.report.verdict_words import Kind, about, as_before_lines, counts_of, labelled
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
 from repro.spec.checks import require
@@ -48,11 +47,11 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
         about=about,
         as_before=lambda checked: as_before_lines(checked.as_before),
         checks=checks,
-        counts=lambda checked: counts_of(checked, expected),
+        counts=lambda checked: counts_of([checked], expected).values(),
         details=_details_table,
         environment=environment_lines(records) if records else [],
         headline=lambda checked: _headline_table(checked, expected),
-        kinds=[kind.value for kind in KINDS],
+        kinds=[kind.value for kind in Kind],
         labelled=labelled,
         paper=lambda target: paper_columns(target, expected),
         pictures={path.stem: os.path.relpath(path, out.parent) for path in pictures},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
@@ -170,19 +170,12 @@ def _steps(checks: Sequence[Checked], expected: Path) -> list[str]:
     rows = []
     first = {c.selection.target.name: c for c in reversed(checks)}
     for checked in (first[name] for name in _STEPS if name in first):
-        printed = printed_speedups(checked.selection.target.paper_file, expected)
-        for metric in checked.selection.target.metrics:
-            match = re.fullmatch(r"speedup_(((?:0_)?\d+[bm])_(?:b(\d+)|\w+))", metric.name)
-            ratios = checked.evidence.values(metric.name).get("nvfp4_lora") if match else None
-            if not match or not ratios:
-                continue
-            point, model, batch = match.groups()
-            paper = printed.get(("nvfp4_lora", model, batch))
+        for point, measured, paper in _speedups(checked, expected):
             rows.append([
                 point_text(point),
                 *(_middle(checked, f"step_seconds_{point}", arm, "seconds")
                   for arm in ("bf16_lora", "nvfp4_lora")),
-                f"{median(ratios.values()):.2f}x",
+                f"{measured:.2f}x",
                 "" if paper is None else f"{paper:g}x",
                 *(_middle(checked, f"peak_bytes_{point}", arm, "bytes")
                   for arm in ("bf16_lora", "nvfp4_lora")),
@@ -223,17 +216,16 @@ def point_text(point: str) -> str:
 
 def step_spans(checks: Iterable[Checked], expected: Path) -> tuple[str, str]:
     """Return the spans of QeRL's speed-ups of a step, the paper's and ours; empty without any."""
-    measured: list[float] = []
-    paper: list[float | None] = []
-    for checked in checks:
-        target = checked.selection.target
-        printed: Mapping[tuple[str, str, str], float] = printed_speedups(
-            target.paper_file, expected
-        )
-        for metric in target.metrics:
-            values = checked.evidence.values(metric.name).get("nvfp4_lora")
-            if metric.name.startswith("speedup_") and values:
-                model, _, batch = metric.name.removeprefix("speedup_").rpartition("_b")
-                measured.append(median(values.values()))
-                paper.append(printed.get(("nvfp4_lora", model, batch)))
-    return span(paper), span(measured)
+    found = [one for checked in checks for one in _speedups(checked, expected)]
+    return span(paper for _, _, paper in found), span(measured for _, measured, _ in found)
+
+
+def _speedups(checked: Checked, expected: Path) -> Iterator[tuple[str, float, float | None]]:
+    """Yield each point with QeRL's speed-up of a step and the paper's, None without one."""
+    printed = printed_speedups(checked.selection.target.paper_file, expected)
+    for metric in checked.selection.target.metrics:
+        match = re.fullmatch(r"speedup_(((?:0_)?\d+[bm])_(?:b(\d+)|\w+))", metric.name)
+        ratios = checked.evidence.values(metric.name).get("nvfp4_lora") if match else None
+        if match and ratios:
+            point, model, batch = match.groups()
+            yield point, median(ratios.values()), printed.get(("nvfp4_lora", model, batch))

@@ -16,7 +16,7 @@ whatever its status.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -25,7 +25,8 @@ from repro.evidence.verdicts.expectation import Expectation, load_bars
 from repro.evidence.verdicts.verdict import EXPLORATORY, OWN_BAR, SHOWN, Status, Verdict
 from repro.judge.as_before import Comparison, MetricRow
 from repro.judge.check import Checked
-from repro.report.numbers import quantity
+from repro.report.numbers import device_heads, quantity
+from repro.report.tables import NOTHING, table
 from repro.spec.claim import ALPHA
 from repro.spec.tier import Tier
 
@@ -137,21 +138,30 @@ def about(verdict: Verdict) -> str:
 
 
 def counted(verdicts: Iterable[Verdict]) -> str:
-    """Return how many verdicts have each word: `12 hold, 3 are undecided (2 post hoc)`.
+    """Return how many verdicts have each word: `12 hold, 3 are undecided (2 post hoc)`."""
+    every = list(verdicts)
+    of_bars = bool(every) and kind_of(every[0]) is Kind.BAR
+    counts = said_counts(every, SAID_OF_BARS if of_bars else SAID_OF_CLAIMS)
+    return ", ".join(f"{count} {said}" for said, count in counts.items())
 
-    Exploratory ones, whatever their words, are counted together, last.
+
+def said_counts(
+    verdicts: Iterable[Verdict],
+    sayings: Sayings,
+    word: Callable[[Verdict], str] = lambda verdict: PLAIN[verdict.status],
+) -> dict[str, int]:
+    """Return how many verdicts there are by what is said of them, their marks in brackets.
+
+    Exploratory ones, whatever their words, are counted together.
     """
-    groups: dict[tuple[str, str], list[Verdict]] = {}
+    groups: dict[str, list[Verdict]] = {name: [] for name in sayings}
     for verdict in verdicts:
-        name = EXPLORATORY if EXPLORATORY in verdict.marks else PLAIN[verdict.status]
-        said = SAID_OF_BARS if kind_of(verdict) is Kind.BAR else SAID_OF_CLAIMS
-        groups.setdefault(said[name], []).append(verdict)
-    ordered = [said[name] for name in SAID_OF_CLAIMS for said in (SAID_OF_CLAIMS, SAID_OF_BARS)]
-    return ", ".join(
-        f"{len(groups[said])} {said[len(groups[said]) > 1]}"
-        f"{notes_on(groups[said], but=EXPLORATORY if said == _OPEN[EXPLORATORY] else '')}"
-        for said in sorted(groups, key=ordered.index)
-    )
+        groups[EXPLORATORY if EXPLORATORY in verdict.marks else word(verdict)].append(verdict)
+    return {
+        f"{sayings[name][len(of) > 1]}{notes_on(of, but=name)}": len(of)
+        for name, of in groups.items()
+        if of
+    }
 
 
 def notes_on(verdicts: Sequence[Verdict], but: str = "") -> str:
@@ -229,6 +239,27 @@ def all_bars(checked: Checked, expected: Path) -> list[Verdict]:
     """Return the verdicts on bars of a check: stated ones, and claims that are this suite's."""
     own = [item for item in of_kind(checked, Kind.BAR) if item.source == OWN_BAR]
     return own + [bar.verdict for bar in stated_bars(checked, expected)]
+
+
+def counts_of(checks: Iterable[Checked], expected: Path) -> dict[str, str]:
+    """Return the counts of the verdicts of checks, by what they are about."""
+    every = list(checks)
+    verdicts = {kind: [v for one in every for v in of_kind(one, kind)] for kind in CLAIMS}
+    bars = {Kind.BAR: [verdict for one in every for verdict in all_bars(one, expected)]}
+    return {kind.value: counted(of) for kind, of in (verdicts | bars).items()}
+
+
+def count_rows(checks: Iterable[Checked], expected: Path) -> list[str]:
+    """Return a table of how many verdicts of each kind there are, a column per tier and device."""
+    recorded = [checked for checked in checks if checked.evidence.count]
+    names = device_heads(dict.fromkeys(checked.evidence.device for checked in recorded))
+    places: dict[str, list[Checked]] = {}
+    for checked in recorded:
+        place = f"{checked.selection.tier.value}, {names[checked.evidence.device]}"
+        places.setdefault(place, []).append(checked)
+    counts = [counts_of(of_place, expected) for of_place in places.values()]
+    rows = [[kind.value, *(of[kind.value] for of in counts)] for kind in Kind]
+    return table(["", *places], rows) if counts else NOTHING
 
 
 def as_before_lines(compared: Comparison | None) -> list[str]:

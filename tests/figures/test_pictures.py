@@ -131,13 +131,11 @@ def test_memory_shows_measured_peak_plan_and_limits(checks_of):
 
 
 def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor(checks_of):
-    rows = roofline.rows(*checks_of("kernels"))
-    lines: dict[tuple[str, str], list[int]] = {}
-    for row in rows:
-        lines.setdefault((row.arm, row.block), []).append(row.rows)
+    (checked,) = checks_of("kernels")
+    lines = [line for of_block in roofline.times(checked).values() for line in of_block.values()]
     assert len(lines) == 6
-    assert all(counts == sorted(counts) and len(counts) == 11 for counts in lines.values())
-    assert all(row.ours > row.floor for row in rows)
+    assert all(len(line) == 11 and line == sorted(line) for line in lines)
+    assert all(ours > floor for line in lines for _, ours, _, floor in line)
 
 
 def test_rises_of_entropy_are_those_of_the_dose_beside_the_papers(checks_of):

@@ -13,7 +13,6 @@ from repro.__main__ import main
 from repro.judge.blessed import untested_checks
 from repro.report.one_page import (
     ABSENT,
-    differences_with_code,
     interval_marks,
     page_text,
     seed_marks,
@@ -21,7 +20,7 @@ from repro.report.one_page import (
 from repro.report.readme import answer_lines, answers
 from repro.report.tidy import statements
 from repro.report.verdict_words import Kind
-from repro.run.places import PACKAGE, expected_folder
+from repro.run.places import expected_folder
 
 EXPECTED = expected_folder(None)
 BROWSERS = "chromium", "chromium-browser", "google-chrome", "chrome"
@@ -107,16 +106,6 @@ def test_marks_lie_in_the_order_of_their_values(blessed_of):
     seeds = {slow: [("0", 1.0), ("1", 2.0)], fast: [("0", 5.0)]}
     assert seed_marks(row, seeds) == ([[3.0, 26.5], [97.0]], (1.0, 5.0))
     assert seed_marks(row, {slow: [("0", 1.0), ("1", 1.0)], fast: [("0", 1.0)]}) == ([], ())
-
-
-def test_differences_are_those_of_the_page(tmp_path):
-    page = PACKAGE.parent / "docs" / "background.md"
-    if not page.is_file():
-        pytest.skip("docs/ is not part of an installed package")
-    rows = differences_with_code(page)
-    assert len(rows) == 20
-    assert all(len(row) == 4 and all(row) for row in rows)
-    assert differences_with_code(tmp_path / "nothing.md") == []
 
 
 def test_the_command_writes_the_page_and_refuses_what_it_would_not_read(tmp_path, capsys):

@@ -1,8 +1,7 @@
 """Tables: empty columns left out, each cell on one line; the counts of verdicts by kind."""
 
 from repro.report.tables import in_cell, table
-from repro.report.verdict_counts import count_rows
-from repro.report.verdict_words import Kind, counted, of_kind
+from repro.report.verdict_words import Kind, count_rows, counted, of_kind
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 
