@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from repro.rl.loop import Hooks
     from repro.rl.rollout_receipts import Values
 
-LOG_VARIABLE, COMPLETIONS_VARIABLE = "REPRO_LOG", "REPRO_COMPLETIONS"
-STOP_IDLE_VARIABLE, EXAMPLE_VARIABLE = "REPRO_STOP_IDLE", "REPRO_EXAMPLE"
+# Holds the options of a run's worker processes as JSON.
+VARIABLE = "REPRO_LOGGING"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,47 +64,32 @@ class LogOptions:
 
     @classmethod
     def from_environment(cls) -> LogOptions:
-        """Return the options in this process's environment; `ValueError` as `parse_trackers`."""
-        named = os.environ.get(LOG_VARIABLE) or None
-        return cls(
-            trackers=parse_trackers(named),
-            completions=bool(os.environ.get(COMPLETIONS_VARIABLE)),
-            stop_idle=int(os.environ.get(STOP_IDLE_VARIABLE) or 0),
-            example=bool(os.environ.get(EXAMPLE_VARIABLE)),
-        )
+        """Return the options that this process was started with; `ValueError` as of a line."""
+        given = json.loads(os.environ.get(VARIABLE) or "{}")
+        return cls(**given | {"trackers": parse_trackers(given.get("trackers"))})
 
     @classmethod
     def of_line(cls, args: argparse.Namespace) -> LogOptions:
-        """Return the options of a command line, else those of the environment."""
-        idle, log = getattr(args, "stop_idle", None), getattr(args, "log", None)
+        """Return the options of a command line; what cannot be used raises `ValueError`."""
+        idle = getattr(args, "stop_idle", None)
         require(idle is None or idle >= 1, f"--stop-idle {idle}: needs 1 or more")
-        own = cls.from_environment()
         return cls(
-            trackers=own.trackers if log is None else parse_trackers(log),
-            completions=own.completions or getattr(args, "completions", False),
-            stop_idle=idle or own.stop_idle,
-            example=own.example or getattr(args, "example", False),
+            trackers=parse_trackers(getattr(args, "log", None)),
+            completions=getattr(args, "completions", False),
+            stop_idle=idle or 0,
+            example=getattr(args, "example", False),
         )
 
     @contextmanager
     def passed_on(self) -> Iterator[None]:
         """Let worker processes that start meanwhile keep this."""
-        given = {
-            LOG_VARIABLE: ",".join(self.trackers),
-            COMPLETIONS_VARIABLE: "1" if self.completions else "",
-            STOP_IDLE_VARIABLE: str(self.stop_idle or ""),
-            EXAMPLE_VARIABLE: "1" if self.example else "",
-        }
-        before = {name: os.environ.get(name) for name in given}
-        os.environ.update(given)
+        before = os.environ.get(VARIABLE)
+        trackers = ",".join(self.trackers) or None
+        os.environ[VARIABLE] = json.dumps(dataclasses.asdict(self) | {"trackers": trackers})
         try:
             yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+            os.environ[VARIABLE] = before or ""
 
 
 class RunLogger:

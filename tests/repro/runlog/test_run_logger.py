@@ -13,7 +13,7 @@ from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_tokenizer
 from repro.run.carry_out import carry_out
 from repro.run.places import expected_folder
-from repro.runlog.run_logger import COMPLETIONS_VARIABLE, LOG_VARIABLE, LogOptions, RunLogger
+from repro.runlog.run_logger import VARIABLE, LogOptions, RunLogger
 from repro.runlog.stream import read_lines
 from repro.runlog.trackers import TRACKERS, name_of
 from repro.spec.variants import with_steps
@@ -25,8 +25,7 @@ TARGET = with_steps(find("table1"), 3)
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    monkeypatch.setenv(LOG_VARIABLE, "")
-    monkeypatch.setenv(COMPLETIONS_VARIABLE, "")
+    monkeypatch.setenv(VARIABLE, "")
 
 
 def carried_out(run, records, stop_at=99):
@@ -64,7 +63,7 @@ def notebook(monkeypatch):
     """Return what was logged, by run, to a tracker of this name."""
     monkeypatch.setitem(TRACKERS, "json", Notebook)  # a package that is installed
     monkeypatch.setattr(Notebook, "logged", {})
-    monkeypatch.setenv(LOG_VARIABLE, "json")
+    monkeypatch.setenv(VARIABLE, '{"trackers": "json"}')
     return Notebook.logged
 
 
@@ -87,7 +86,7 @@ def test_a_run_leaves_a_line_a_step_equal_to_its_record_and_completions_change_n
     assert [evaluation["evaluation_accuracy"]] == record.series["evaluation_accuracy"]
     assert not (folder / "completions").exists()
 
-    monkeypatch.setenv(COMPLETIONS_VARIABLE, "1")
+    monkeypatch.setenv(VARIABLE, '{"completions": true}')
     carried_out(run, tmp_path / "with")
     again = read_record(record_path(run, tmp_path / "with"))
     assert (again.series, again.digest) == (record.series, record.digest)
@@ -187,17 +186,14 @@ def test_curves_of_blessed_runs_go_to_a_tracker_step_by_step(notebook, capsys):
     assert [(step, of.get("entropy")) for step, of in steps] == [*enumerate(entropy, 1), (-1, None)]
 
 
-def test_flags_come_before_the_environment_and_reach_worker_processes(monkeypatch):
-    for name in ("json", "csv"):
-        monkeypatch.setitem(TRACKERS, name, Notebook)
-    monkeypatch.setenv(LOG_VARIABLE, "json")
-    line = ["run", "table1"]
-    assert LogOptions.of_line(build_parser().parse_args(line)) == LogOptions(trackers=("json",))
-    args = build_parser().parse_args([*line, "--log", "csv", "--completions"])
-    asked = LogOptions.of_line(args)
+def test_flags_reach_worker_processes(monkeypatch):
+    monkeypatch.setitem(TRACKERS, "csv", Notebook)
+    line = ["run", "table1", "--log", "csv", "--completions"]
+    asked = LogOptions.of_line(build_parser().parse_args(line))
     assert asked == LogOptions(trackers=("csv",), completions=True)
     with asked.passed_on():
         assert LogOptions.from_environment() == asked
         with LogOptions().passed_on():
             assert LogOptions.from_environment() == LogOptions()
-    assert LogOptions.from_environment() == LogOptions(trackers=("json",))
+        assert LogOptions.from_environment() == asked
+    assert LogOptions.from_environment() == LogOptions()

@@ -12,7 +12,7 @@ from repro.evidence.procedure import WARNING
 from repro.evidence.record import find_record, run_folder
 from repro.reward.custom import reward_named
 from repro.run.carry_out import carry_out
-from repro.runlog.run_logger import STOP_IDLE_VARIABLE, LogOptions, RunLogger
+from repro.runlog.run_logger import VARIABLE, LogOptions, RunLogger
 from repro.runlog.stream import read_lines
 from repro.runlog.trackers import TRACKERS, name_of
 from repro.runlog.watch import LENIENT, MIXED, Watch
@@ -125,14 +125,14 @@ def test_an_idle_run_goes_on_with_a_warning_or_stops_where_asked(constant, tmp_p
     def go(records):
         return carry_out([run], run_folder(run, records), records, progress, lambda: False, 1)
 
-    monkeypatch.setenv(STOP_IDLE_VARIABLE, "")
+    monkeypatch.setenv(VARIABLE, "")
     go(tmp_path / "on")
     assert [text.split(":")[0] for text in told] == [name_of(run)]
     folder = run_folder(run, tmp_path / "on")
     assert "for 5 steps: every reward is 0" in (folder / "warnings.txt").read_text()
     assert [one[MIXED] for one in read_lines(folder / "metrics.jsonl")] == [0] * 6
     assert find_record(run, tmp_path / "on") is not None
-    monkeypatch.setenv(STOP_IDLE_VARIABLE, "3")
+    monkeypatch.setenv(VARIABLE, '{"stop_idle": 3}')
     with pytest.raises(ValueError, match=r"taught nothing for 3 steps.*--stop-idle 3"):
         go(tmp_path / "off")
 
