@@ -1,6 +1,6 @@
 """Draw every picture that the records allow, as PNG and SVG.
 
-`python -m figures --records runs --out figures_out [--target table1] [--tier smoke]`
+`python -m figures --records runs --out figures_out [--target table1]`
 `python -m figures --blessed --kinds svg --out docs/figures --renew`
 `python -m figures paper [figure4 ...]`: the paper's own tables and figures, as PDF and CSV, too
 """
@@ -29,7 +29,7 @@ from repro.report.tables import by_device
 from repro.run.disk import sentence_of
 from repro.run.places import expected_folder, runs_folder
 from repro.spec.checks import require, unknown
-from repro.spec.tier import Tier, parse_tier
+from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_files
 
 DPI = 150
@@ -68,15 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         args = parsed(arguments)
         kinds = _kinds(args)
-        args.tier = args.tier and parse_tier(args.tier).value
         out, expected = Path(args.out), Path(args.expected)
         if args.paper:
             word, *names = args.paper
             require(word == "paper", f"{word}: the only word here is `paper`; flags begin with --")
             own = [] if args.blessed else list(_checks(args, expected))
-            every = blessed_checks(expected)
-            blessed = [c for c in every if args.tier in (None, c.selection.tier.value)]
-            found = paper_pictures.by_target(own, blessed)
+            found = paper_pictures.by_target(own, blessed_checks(expected))
             draw_paper(names, found, expected, out, kinds, every_panel=args.every_panel)
             return 0
         drawn = draw(list(_checks(args, expected)), expected, out, kinds, renew=args.renew)
@@ -87,8 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not drawn:
         where = f"{args.expected} has no blessed" if args.blessed else f"{args.records} has no"
         of = f" of {args.target}" if args.target else ""
-        tier = f" of the {args.tier} tier" if args.tier else ""
-        print(f"figures: {where} records{of} to draw{tier}", file=sys.stderr)  # noqa: T201
+        print(f"figures: {where} records{of} to draw", file=sys.stderr)  # noqa: T201
     return 0 if drawn else 1
 
 
@@ -122,7 +118,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--every-panel", action="store_true", help="of the paper's, those without measurements too"
     )
     parser.add_argument("--target", help="only this target's records")
-    parser.add_argument("--tier", help="only this tier's records")
     parser.add_argument("--expected", default="expected", help="folder of the paper's numbers")
     return parser
 
@@ -157,10 +152,10 @@ def draw_paper(
 
 def _checks(args: argparse.Namespace, expected: Path) -> Iterator[Checked]:
     if args.blessed:
-        yield from blessed_of(expected, [args.target] if args.target else [], args.tier)
+        yield from blessed_of(expected, [args.target] if args.target else [], None)
         return
     runs = Path(args.records)
-    for selection in recorded_selections(args.tier, runs):
+    for selection in recorded_selections(None, runs):
         if args.target in (None, selection.source.name, selection.target.name):
             yield check_selection(selection, runs, expected)
 
@@ -170,7 +165,7 @@ def draw_reported(args: argparse.Namespace) -> None:
     runs = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     out = Path(args.out) if args.out else runs / "report.md"
-    folder = Path(args.figures) if args.figures else out.parent / "figures"
+    folder = out.parent / "figures"
     checks = reported(args, runs, expected)
     draw(checks, expected, folder)
     if names := [name for name in args.targets if name in PICTURES]:

@@ -281,7 +281,6 @@ def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     _flag(parser, "--out", "FILE", "where to write (default: report.md in --runs)")
-    _flag(parser, "--figures", "FOLDER", "folder of the figures to link")
 
 
 def _add_reporting(commands: _Commands[argparse.ArgumentParser]) -> None:

@@ -8,7 +8,6 @@ Nothing is run, and no tier speaks for another.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from repro.judge.blessed import blessed_of, untested_checks
@@ -32,15 +31,9 @@ _READ = {
 }
 
 
-def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path) -> str:
-    """Return the report as Markdown.
-
-    Parameters
-    ----------
-    out, figures
-        Path of the report, and the folder of figures that it links to.
-    """
-    pictures = sorted(figures.glob("*.png")) if figures.is_dir() else []
+def report_text(checks: list[Checked], expected: Path, out: Path) -> str:
+    """Return the report at `out` as Markdown; it links to the figures in the folder beside it."""
+    pictures = sorted((out.parent / "figures").glob("*.png"))
     records = [record for checked in checks for record in checked.evidence.every_record()]
     lines = rendered(
         "run_report.md",
@@ -54,7 +47,7 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
         kinds=[kind.value for kind in Kind],
         labelled=labelled,
         paper=lambda target: paper_columns(target, expected),
-        pictures={path.stem: os.path.relpath(path, out.parent) for path in pictures},
+        pictures={path.stem: f"figures/{path.name}" for path in pictures},
     )
     return "\n".join(lines).rstrip() + "\n"
 
@@ -155,8 +148,7 @@ def main_report(args: argparse.Namespace) -> int:
         print(f"wrote {args.html}, of {'blessed records' if stored else runs}")  # noqa: T201
         return 0
     out = Path(args.out) if args.out else runs / "report.md"
-    figures = Path(args.figures) if args.figures else out.parent / "figures"
     checks = reported(args, runs, expected)
-    replace_text(out, report_text(checks, expected, out, figures))
+    replace_text(out, report_text(checks, expected, out))
     print(f"wrote {out}")  # noqa: T201
     return 0

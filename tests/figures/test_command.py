@@ -44,18 +44,16 @@ def test_curves_are_of_the_target_whose_records_they_are(every_blessed, tmp_path
 def test_nothing_to_draw_is_said_and_is_no_success(tmp_path, capsys):
     assert main(["--records", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
     assert "no records" in capsys.readouterr().err
-    line = ["--blessed", "--tier", "systems", "--expected", str(tmp_path), "--out", str(tmp_path)]
-    assert main(line) == 1
-    assert "systems tier" in capsys.readouterr().err
+    assert main(["--blessed", "--expected", str(tmp_path), "--out", str(tmp_path)]) == 1
+    assert "no blessed records" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--blessed --tier sytems", "'sytems' (did you mean systems?)"),
         ("--kinds gif", "png,svg,pdf"),
         ("--kinds csv", "png,svg,pdf"),
-        ("--teir smoke", "--teir (did you mean --tier?)"),
+        ("--tagret table6", "--tagret (did you mean --target?)"),
         ("paper figure44", "'figure44' (did you mean figure4?)"),
         ("papers", "papers: "),
     ],
