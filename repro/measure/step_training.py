@@ -27,7 +27,7 @@ from repro.distributed import ALONE, EXCHANGE, Ranks
 from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
-from repro.rl.clock import PHASES, Phase
+from repro.rl.clock import PHASES, Clock, Phase
 from repro.rl.collect import GradingRequest, Score
 from repro.rl.learner import learner_of
 from repro.rl.micro_batches import split_by_tokens
@@ -246,7 +246,7 @@ class PointSampler:
         return dataclasses.replace(batch, completions=completions)
 
 
-class EventClock:
+class EventClock(Clock):
     """Events on the device's own stream between phases; a phase that occurs twice is summed."""
 
     def __init__(self) -> None:

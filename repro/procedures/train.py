@@ -34,7 +34,7 @@ from repro.procedures.loaded_run import LoadedRun, ProblemSets
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
-from repro.rl.clock import NoClock
+from repro.rl.clock import Clock
 from repro.rl.collect import (
     BatchRequest,
     GradingRequest,
@@ -171,7 +171,7 @@ def _sampled_prompts(
     for step in range(steps):
         on_part(0.0)  # stops between two rollouts
         growing = GrowingRollout(run, source, step=step, draws=draws)
-        rollout = collect(growing, sample, evaluation.score, NoClock())
+        rollout = collect(growing, sample, evaluation.score, Clock())
         draws += rollout.batches
         for name, value in {
             "reward": mean_of([one.reward for one in rollout.graded]),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -35,22 +35,14 @@ _COLUMNS: dict[Phase, str] = {
 }
 
 
-class Clock(Protocol):
-    """Takes the time, or does not."""
+class Clock:
+    """The clock of a run that is not timed, and the base of those that time one."""
 
     def mark(self, phase: Phase) -> None:
         """End the phase that began at the last mark."""
-        ...
 
 
-class NoClock:
-    """The clock of a run that is not timed."""
-
-    def mark(self, phase: Phase) -> None:
-        """Do nothing."""
-
-
-class WallClock:
+class WallClock(Clock):
     """Adds up the wall time of each phase, waiting for the device where one is in use.
 
     `within` are totals, by column, of seconds that are parts of phases, and may grow: they are

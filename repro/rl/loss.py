@@ -54,15 +54,14 @@ class StepCounts:
     micro_batches
         Micro-batches of the step, over which `token_mean_local` averages.
     local_tokens
-        Counting tokens of the micro-batch at hand, where rows known to contribute nothing were left
-        out of the forward pass; None counts the mask given.
+        Counting tokens of the micro-batch, idle rows among them, for `token_mean_local`.
     """
 
     rows: int
     tokens: int
     length_limit: int
     micro_batches: int = 1
-    local_tokens: int | None = None
+    local_tokens: int = 0
 
 
 # A ratio's, and a KL term's: of tokens beyond it, e^20 times as likely, no gradient is taken.
@@ -181,6 +180,5 @@ def aggregate(
     if aggregation == "token_mean":
         return values.sum() / counts.tokens
     if aggregation == "token_mean_local":
-        local = int(mask.sum()) if counts.local_tokens is None else counts.local_tokens
-        return values.sum() / max(local, 1) / counts.micro_batches
+        return values.sum() / max(counts.local_tokens, 1) / counts.micro_batches
     return values.sum() / (counts.rows * counts.length_limit)

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from repro.distributed import BatchError
-from repro.rl.clock import Clock, NoClock, WallClock
+from repro.rl.clock import Clock, WallClock
 from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
 from repro.rl.learner import Learner
 from repro.rl.loop import Hooks, run_steps
@@ -100,7 +100,7 @@ class Training:
     source: Prompts
     score: Score
     taking_part: Callable[[Rows], Tensor] = everything
-    clock: Clock = field(default_factory=NoClock)
+    clock: Clock = field(default_factory=Clock)
     hooks: Hooks = field(default_factory=Hooks)
 
     @property

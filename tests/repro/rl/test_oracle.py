@@ -61,7 +61,9 @@ class Tabular:
 
 
 @pytest.mark.parametrize("scale_by_std", [False, True])
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize(
+    "aggregation", ["sequence_mean", "token_mean", "token_mean_local", "constant"]
+)
 def test_expected_gradient_over_all_pairs_is_exact(aggregation, scale_by_std):
     tab = Tabular(TEMPERATURE)
     config = LossConfig(scale_by_std=scale_by_std, aggregation=aggregation)
@@ -79,6 +81,7 @@ def test_expected_gradient_over_all_pairs_is_exact(aggregation, scale_by_std):
     weigh = {
         "sequence_mean": (0.5 / length[first], 0.5 / length[second]),
         "token_mean": (1 / (length[first] + length[second]),) * 2,
+        "token_mean_local": (1 / (length[first] + length[second]),) * 2,
         "constant": (torch.full_like(p[first], 1 / 6),) * 2,
     }[aggregation]
     chance = p[first] * p[second]
@@ -105,7 +108,7 @@ def test_expected_gradient_over_all_pairs_is_exact(aggregation, scale_by_std):
             of_groups.view(-1, 2)[chosen].flatten() * chance[chosen].repeat_interleave(2),
             mask[rows],
             config,
-            StepCounts(rows=2, tokens=int(tokens), length_limit=3),
+            StepCounts(rows=2, tokens=int(tokens), length_limit=3, local_tokens=int(tokens)),
         )
         result.loss.backward(retain_graph=True)
     torch.testing.assert_close(-table.grad.flatten(), expected, rtol=0, atol=1e-12)
