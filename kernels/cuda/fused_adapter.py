@@ -30,7 +30,7 @@ from kernels.packing import PackedWeight
 Join = Literal["late", "extra", "staged"]
 
 ROWS = 16
-FILES = ("fragments.cuh", "adapter.cuh", "adapter_fused.cuh", "linear_narrow.cu")
+FILES = ("fragments.cuh", "tokens.cuh", "adapter_fused.cuh", "linear_narrow.cu")
 _JOINS: dict[Join, int] = {"late": 0, "extra": 1, "staged": 2}
 _MAX_PARTS = 4
 MOST_RANK = 128

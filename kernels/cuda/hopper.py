@@ -124,7 +124,7 @@ class Adapter:
 
 
 # Sources of the two kernels, in the order in which they are joined.
-NARROW_FILES = ("fragments.cuh", "adapter.cuh", "linear_narrow.cu")
+NARROW_FILES = ("fragments.cuh", "tokens.cuh", "linear_narrow.cu")
 WIDE_FILES = ("fragments.cuh", "wgmma.cuh", "linear_wide.cu")
 
 
