@@ -2,8 +2,7 @@
 
 They stand at the mini tier, on the tiny policy, and are known to the suite while `registered` is
 entered. `study` has the arms and claims of Table 1, `study_rewards` those of Figure 4 on its runs;
-`study_schedules` and `study_rates` are Figures 9 and 17, `study_factorial` asks for an interaction:
-they share arms with `study`. `study_sweep` has the three rates of a sweep.
+`study_schedules` and `study_rates` are Figures 9 and 17, which share an arm with `study` each.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from unittest import mock
 
 import repro.targets
 from repro.run import analysis_plan
-from repro.spec.arm import NoiseConfig
-from repro.spec.claim import Claim, Effect
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -30,8 +27,7 @@ from repro.spec.config import (
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import find
-from repro.targets.mini import FACTORS, at_rate
-from repro.targets.table1 import BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN, TRAINED
+from repro.targets.table1 import BF16_LORA, NVFP4_LORA_AQN
 
 FIRST, SECOND = [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]  # of the seeds of `study`
 
@@ -74,43 +70,7 @@ RATES = dataclasses.replace(
     shared={"lora_5e6": (STUDY, BF16_LORA.name)},
     paper_file="",
 )
-_NOISY = dataclasses.replace(
-    BF16_LORA, name="bf16_lora_aqn", label="BF16 LoRA + AQN", noise=NoiseConfig()
-)
-_PAIRS = (NVFP4_LORA_AQN, NVFP4_LORA, _NOISY, BF16_LORA)
-FACTORIAL = Target(
-    name="study_factorial",
-    title="AQN on two formats",
-    statement="added noise helps NVFP4 more than BF16",
-    source="not in the paper",
-    arms=_PAIRS,
-    metrics=STUDY.metrics,
-    scales={Tier.MINI: _FEWER},
-    headline="accuracy",
-    shared={arm.name: (STUDY, arm.name) for arm in _PAIRS if arm is not _NOISY},
-    claims=(
-        Claim(
-            name="nvfp4_gains_more_from_aqn",
-            statement="AQN helps NVFP4 more than BF16 (interaction)",
-            source="not in the paper",
-            contrast=dict(zip((arm.name for arm in _PAIRS), (1, -1, -1, 1), strict=True)),
-            metric="accuracy",
-            factor=("weight_format", "noise", "learning_rate"),
-            effect=Effect(smallest=0.015, measure="of gain", because="a tenth of the paper's"),
-        ),
-    ),
-)
-SWEEP = Target(
-    name="study_sweep",
-    title="The learning rates of `study`",
-    statement="of three rates, each format and way of training gets the one that serves it best",
-    source="not in the paper",
-    arms=tuple(at_rate(arm, name) for arm in TRAINED for name in FACTORS),
-    metrics=STUDY.metrics,
-    scales={Tier.MINI: dataclasses.replace(SCALE, seeds=(100, 101))},
-    headline="heldout_last",
-)
-PLANNED = (STUDY, REWARDS, SCHEDULES, RATES, FACTORIAL, SWEEP)
+PLANNED = (STUDY, REWARDS, SCHEDULES, RATES)
 
 _LATE_IMPORTS = (
     "figures.__main__",

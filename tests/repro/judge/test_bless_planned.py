@@ -110,7 +110,7 @@ def test_the_plans_of_the_figures_that_read_a_table_are_kept_with_its_records(
     write_plans(selection.plan(), tmp_path / "runs")
     write("study", tmp_path / "runs", planned_record)
     go("study", tmp_path / "runs", expected)
-    readers = {"study", "study_rewards", "study_schedules", "study_rates", "study_factorial"}
+    readers = {"study", "study_rewards", "study_schedules", "study_rates"}
     assert {one.plan["target"] for one in read_plans(expected).values()} == readers
 
 
@@ -153,9 +153,9 @@ def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
     digest, tmp_path, expected, planned_record, monkeypatch
 ):
     monkeypatch.setattr(origins, "_committed", lambda commit: digest)
-    write("study_sweep", tmp_path, lambda run: at_commit(planned_record(run), dirty=None))
+    write("study_rates", tmp_path, lambda run: at_commit(planned_record(run), dirty=None))
     if digest == source_of("0" * 40):
-        go("study_sweep", tmp_path, expected)
+        go("study_rates", tmp_path, expected)
     else:
         with pytest.raises(BlessError, match="with changes"):
-            go("study_sweep", tmp_path, expected)
+            go("study_rates", tmp_path, expected)
