@@ -139,13 +139,13 @@ class GeneratorConfig:
 DEFAULT_GENERATOR = GeneratorConfig()
 
 
-def split_of(question: str, config: GeneratorConfig = DEFAULT_GENERATOR) -> Split:
+def split_of(question: str) -> Split:
     """Return the split that a question's text belongs to, the same for every seed and machine."""
     digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
     bucket = int.from_bytes(digest, "big") % 100
-    if bucket < config.test_percent:
+    if bucket < DEFAULT_GENERATOR.test_percent:
         return "test"
-    if bucket < config.test_percent + config.development_percent:
+    if bucket < DEFAULT_GENERATOR.test_percent + DEFAULT_GENERATOR.development_percent:
         return "development"
     return "train"
 
@@ -164,10 +164,9 @@ def _draw_step(value: int, rng: random.Random, config: GeneratorConfig) -> Step:
     return Step(operator="+" if adds else "-", before=value, operand=operand, after=after)
 
 
-def draw_word_problem(
-    level: int, rng: random.Random, config: GeneratorConfig = DEFAULT_GENERATOR
-) -> WordProblem:
+def draw_word_problem(level: int, rng: random.Random) -> WordProblem:
     """Draw one problem of `level` operations from `rng`, whatever its split."""
+    config = DEFAULT_GENERATOR
     name, other = rng.sample(config.names, 2)
     thing, stray = rng.sample(config.things, 2)
 
@@ -195,29 +194,25 @@ def draw_word_problem(
     return WordProblem(question=question, start=start, steps=tuple(steps))
 
 
-def iterate_word_problems(
-    split: Split,
-    levels: Sequence[int],
-    seed: int,
-    config: GeneratorConfig = DEFAULT_GENERATOR,
-) -> Iterator[WordProblem]:
+def iterate_word_problems(split: Split, levels: Sequence[int], seed: int) -> Iterator[WordProblem]:
     """Yield problems of `split`, no question twice; `ValueError` where there are no more."""
     check_value(split, Split, "split")
-    chosen_levels = tuple(levels) or config.levels
-    unknown = sorted(set(chosen_levels) - set(config.levels))
-    require(not unknown, f"level {unknown} is asked for; the generator has {config.levels}")
+    known = DEFAULT_GENERATOR.levels
+    chosen_levels = tuple(levels) or known
+    unknown = sorted(set(chosen_levels) - set(known))
+    require(not unknown, f"level {unknown} is asked for; the generator has {known}")
     rng = random.Random(derive_seed(seed, "problems", split, *chosen_levels))
     seen: set[str] = set()
     for level in itertools.cycle(chosen_levels):
         for _ in range(_DRAWS_PER_PROBLEM):
-            problem = draw_word_problem(level, rng, config)
+            problem = draw_word_problem(level, rng)
             key = _digest(problem)
-            if key not in seen and split_of(problem.question, config) == split:
+            if key not in seen and split_of(problem.question) == split:
                 break
         else:
             raise ValueError(
                 f"no new {split} question of level {level} in {_DRAWS_PER_PROBLEM} draws after "
-                f"{len(seen)} problems; widen the GeneratorConfig or ask for fewer"
+                f"{len(seen)} problems; ask for fewer"
             )
         seen.add(key)
         yield problem
@@ -228,11 +223,7 @@ def _digest(problem: WordProblem) -> str:
 
 
 def generate_problems(
-    split: Split,
-    count: int,
-    levels: Sequence[int] = (),
-    seed: int = 2025,
-    config: GeneratorConfig = DEFAULT_GENERATOR,
+    split: Split, count: int, levels: Sequence[int] = (), seed: int = 2025
 ) -> list[Problem]:
     """Return `count` problems of a split, levels in turn.
 
@@ -241,7 +232,7 @@ def generate_problems(
     `ValueError` when an argument is out of range or the configuration has too few questions.
     """
     require(count >= 1, f"count is {count}; it must be 1 or more")
-    drawn = iterate_word_problems(split, levels, seed, config)
+    drawn = iterate_word_problems(split, levels, seed)
     return [
         Problem(
             id=f"generated-{_digest(word)}",

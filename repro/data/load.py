@@ -39,8 +39,8 @@ def source_named(named: str) -> str:
 
     Known are public sets, `generated`, files and folders that exist, and sets on the hub.
     """
-    require(bool(named), "--data '' names no problems; leave it out for the target's own")
     bare = next((named.removeprefix(p) for p in _OWN_PREFIXES if named.startswith(p)), named)
+    require(bool(bare.strip()), f"--data {named!r} names no problems")
     path = Path(bare).expanduser()
     if path.exists():
         return f"{'folder' if path.is_dir() else 'file'}:{path.resolve()}"

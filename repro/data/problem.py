@@ -84,15 +84,6 @@ class Problem:
     row: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     where: str = field(default="", compare=False)
 
-    def __post_init__(self) -> None:
-        for name in ("id", "question", "answer"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value.strip():
-                raise DataError(
-                    f"problem {self.id!r}: `{name}` is {shown(value)}; it must be a non-empty "
-                    "string"
-                )
-
 
 def problem_from_row(row: Any, *, where: str, columns: Mapping[str, str] | None = None) -> Problem:
     """Check one decoded row and return its problem.

@@ -38,8 +38,9 @@ from typing import Any, cast
 
 from repro.data import tiny_corpus
 from repro.data.problem import DataError, Problem
-from repro.spec.checks import ending_in_a_copy, require, shown, unknown
+from repro.spec.checks import require, shown, unknown
 from repro.spec.config import digest_of
+from repro.spec.in_a_copy import ending_in_a_copy
 
 # "Solve the following math problem step by step. The reasoning process and direct answer are
 # enclosed within <think> </think> and <answer> </answer> tags, ..." (section 4.1)

@@ -252,9 +252,7 @@ def _separated(delimiter: str, path: Path) -> Iterator[Row]:
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = reader.fieldnames or ()
-        twice = [name for name in header if header.count(name) > 1]
-        if twice:
-            raise DataError(f"{path}, line 1: the column {twice[0]!r} is there twice")
+        _require_once(header, f"{path}, line 1")
         for row in reader:
             where, width = f"{path}, line {reader.line_num}", len(header)
             beyond = row.pop(None, [])  # cells behind the header's last
@@ -269,12 +267,21 @@ def _separated(delimiter: str, path: Path) -> Iterator[Row]:
         raise DataError(f"{path}, line {line}: {error}; needed is CSV with a header") from error
 
 
+def _require_once(columns: Sequence[str], where: str) -> None:
+    twice = [name for name in columns if columns.count(name) > 1]
+    if twice:
+        raise DataError(f"{where}: the column {twice[0]!r} is there twice; needed is once")
+
+
 def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
     try:
+        _require_once(pyarrow.parquet.read_schema(path).names, str(path))
         rows = pyarrow.parquet.read_table(path).to_pylist()
+    except DataError:
+        raise
     except (pyarrow.ArrowException, ArithmeticError, LookupError, ValueError) as error:
         raise DataError(f"{path} is not read as Parquet ({shown(str(error))})") from error
     yield from _numbered(rows, str(path))

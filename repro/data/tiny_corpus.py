@@ -130,6 +130,6 @@ def complete(problem: WordProblem, rng: random.Random, config: CorpusConfig) -> 
 def iterate_documents(seed: int, config: CorpusConfig) -> Iterator[Document]:
     """Yield pre-training documents without end, all from the training split."""
     rng = random.Random(derive_seed(seed, "completions"))
-    for problem in iterate_word_problems("train", (), seed, config.generator):
+    for problem in iterate_word_problems("train", (), seed):
         written = complete(problem, rng, config)
         yield Document(prompt=tiny_prompt(problem.question), completion=written)

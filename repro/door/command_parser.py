@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
-from repro.spec.checks import meant
+from repro.spec.checks import in_digits, meant
 
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '?([^']*)'? \(choose from (.*)\)", re.DOTALL)
 
@@ -25,6 +26,8 @@ class SentenceParser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
+        for kind in (int, float):
+            self.register("type", kind, partial(in_digits, kind))
 
     def error(self, message: str) -> NoReturn:
         """Raise `ValueError` with the command and what is wrong with its line."""
@@ -33,14 +36,20 @@ class SentenceParser(argparse.ArgumentParser):
             known = [name.strip(" '") for name in choice[3].split(",")]
             named = f"{choice[1]} {choice[2]!r}"
             message = f"{named}{meant(choice[2], known)}: needs one of {', '.join(known)}"
+        message = re.sub("invalid (int|float) value:", "needs a number such as 8, not", message)
         command = " ".join(self.prog.split()[3:])
         raise ValueError(f"{command}: {message}" if command else message)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse; an unknown argument is an error here, where its command is known."""
+        """Parse; an unknown or blank argument is an error here, where its command is known."""
         parsed, extra = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            value = getattr(parsed, action.dest, None)
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str) and not text.strip():
+                    self.error(str(argparse.ArgumentError(action, f"{text!r} names nothing")))
         if extra:
             flag = extra[0].partition("=")[0]
             flags = sorted(set(re.findall(r"--[a-z][a-z-]*", self.format_help())))

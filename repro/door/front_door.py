@@ -24,7 +24,7 @@ from typing import Any
 from repro.data.load import is_generated
 from repro.door.command_line import build_parser
 from repro.door.own_run import request_text, selection_of
-from repro.evaluate.flags import require_asking, require_writing
+from repro.evaluate.flags import require_asking, require_outside, require_writing
 from repro.evidence.provenance import source_at_start
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, find_record, read_record, record_path, run_folder
@@ -35,6 +35,7 @@ from repro.run.preflight import look_again
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import Tier, require_linux
+from repro.spec.whole_files import require_place
 
 _ADAPTER = "adapter_model.safetensors"
 
@@ -312,6 +313,9 @@ def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
     (run,) = selection.plan()
     recorded = find_record(run, folder) is not None
     require(out is None or recorded or not out.exists(), f"--out {out} exists; name a new folder")
+    if out is not None and not out.exists():
+        require_outside(out, args.model)
+        require_place(out)
     if run.tier == Tier.SMOKE.value:
         args.threads = len(os.sched_getaffinity(0))
     status = main_run(args, (selection, request_text(selection, folder, args.ranks)))

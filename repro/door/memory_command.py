@@ -8,13 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from repro.models.memory_plan import (
-    MemoryPlan,
-    StepShape,
-    checkpoint_bytes,
-    fit_slots,
-    plan_memory,
-)
+from repro.models.memory_plan import MemoryPlan, StepShape, checkpoint_bytes, fit_slots, plan_memory
 from repro.spec.shapes import shape_named
 from repro.spec.tier import parse_bytes
 

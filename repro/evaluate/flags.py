@@ -16,7 +16,7 @@ from repro.data.load import is_generated, is_own, source_named
 from repro.data.own import parse_columns
 from repro.data.prompts import template_source
 from repro.spec.arm import WEIGHT_FORMATS, NoiseConfig
-from repro.spec.checks import all_of, require
+from repro.spec.checks import all_of, in_digits, require
 from repro.spec.config import DataConfig, SamplingConfig
 from repro.spec.hub import is_hub_name, require_model
 
@@ -38,11 +38,23 @@ def require_writing(args: argparse.Namespace) -> None:
             f"--base names the base of an adapter; --as {getattr(args, 'kind', '')} merges into "
             "the one trained on",
         ),
-        lambda: require(
-            not Path(args.out).exists(),
-            f"{args.out} exists; a checkpoint is never written over another",
+        partial(_require_new, args.out, base if "base" in args else args.source),
+        lambda: require_outside(
+            args.out, adapter_folder(args.adapter) if "adapter" in args else None
         ),
     )
+
+
+def _require_new(out: str, source: str | None) -> None:
+    require(not Path(out).exists(), f"{out} exists; a checkpoint is never written over another")
+    require_outside(out, source)
+
+
+def require_outside(out: str | Path, source: str | Path | None) -> None:
+    """Raise where what is written would lie in the folder that it is made of."""
+    folder = Path(source or out)
+    inside = folder.is_dir() and folder.resolve() in Path(out).resolve().parents
+    require(not inside, f"{out} lies in {folder}, of which it is made; name a folder elsewhere")
 
 
 def require_asking(args: argparse.Namespace) -> None:
@@ -113,7 +125,7 @@ def at_of(text: str | None, samples: int) -> tuple[int, ...]:
     if text is None:
         return (samples,) if samples > 1 else ()
     try:
-        at = tuple(sorted({int(part) for part in text.split(",")}))
+        at = tuple(sorted({in_digits(int, part) for part in text.split(",")}))
     except ValueError:
         raise ValueError(f"--at {text}: needs numbers such as 1,8") from None
     for k in at:
@@ -148,7 +160,7 @@ def _formats_of(text: str) -> list[str]:
 
 def _sigmas_of(text: str) -> list[float]:
     try:
-        sigmas = [float(part) for part in text.split(",")]
+        sigmas = [in_digits(float, part) for part in text.split(",")]
         for sigma in sigmas:
             NoiseConfig(sigma_start=sigma, sigma_end=sigma)
     except ValueError:

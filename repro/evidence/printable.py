@@ -6,6 +6,8 @@ import re
 
 # Characters that XML 1.0 cannot hold, even escaped, and terminals' control characters.
 _CONTROL = re.compile("[^\t\n\r\u0020-\u007e\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# The most letters of a word, such as a path, and of a line.
+_WORD, _LINE = 240, 2_000
 
 
 def without_controls(text: str) -> str:
@@ -14,5 +16,12 @@ def without_controls(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text on one line, without control characters."""
-    return " ".join(without_controls(text).split())
+    """Return a text on one line, without control characters; of what is long, both ends."""
+    return _ends(" ".join(_ends(w, _WORD) for w in without_controls(text).split()), _LINE)
+
+
+def _ends(text: str, most: int) -> str:
+    left_out = len(text) - most
+    if left_out <= 0:
+        return text
+    return f"{text[: most // 2]}...({left_out} letters left out)...{text[-most // 2 :]}"

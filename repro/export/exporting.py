@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import CompressedTensorsConfig
 
-from repro.evaluate.flags import adapter_folder
+from repro.evaluate.flags import adapter_folder, require_outside
 from repro.export.comparing import (
     distance,
     logits_of,
@@ -38,11 +38,7 @@ from repro.export.comparing import (
 from repro.export.quantising import DTYPE, require_reader
 from repro.models.checkpoint import copy_tokenizer, resolve
 from repro.models.files import compressed_tensors
-from repro.models.files.adapter_files import (
-    load_adapted,
-    named_base,
-    save_adapter,
-)
+from repro.models.files.adapter_files import load_adapted, named_base, read_adapter, save_adapter
 from repro.models.files.gguf_files import made_of
 from repro.models.files.merged_files import write_merged
 from repro.models.loading import read_description
@@ -65,8 +61,6 @@ class TrainedWeights:
     logits: Tensor
     effect: float
     rounding: float
-    dtype: torch.dtype
-    weight_format: WeightFormat
 
 
 def main_export(args: argparse.Namespace) -> int:
@@ -76,11 +70,12 @@ def main_export(args: argparse.Namespace) -> int:
     say what was trained, and `FileExistsError` when the folder exists.
     """
     adapter, device = adapter_folder(args.adapter), device_named(args.device)
+    require_outside(args.out, read_adapter(adapter).base)
     with appearing(Path(args.out)) as folder, released():
         # float32 costs little on a CPU; a GPU has the 16 bits of training.
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         policy = load_adapted(adapter, compute_dtype=dtype, device=device)
-        trained = measure(policy)
+        trained = measure(policy, adapter)
         said = [
             f"training moved the policy by {trained.effect:.2e} nats; one more rounding of "
             f"each layer's output, by {trained.rounding:.2e}",
@@ -101,10 +96,12 @@ def main_export(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(policy: Policy) -> TrainedWeights:
+def measure(policy: Policy, adapter: Path) -> TrainedWeights:
     """Return an adapted policy's logits on probe texts, and how far its adapter moves them."""
     rows = probes_of(policy)
     logits = logits_of(policy.model, rows)
+    is_finite = bool(torch.isfinite(logits).all())
+    require(is_finite, f"{adapter} gives a logit that is not finite; needed are numbers")
     with cast(PeftModel, policy.model).disable_adapter():
         bare = logits_of(policy.model, rows)
     return TrainedWeights(
@@ -112,8 +109,6 @@ def measure(policy: Policy) -> TrainedWeights:
         logits=logits,
         effect=distance(logits, bare).mean,
         rounding=rounding_of(policy, rows, logits),
-        dtype=policy.compute_dtype,
-        weight_format=policy.weight_format,
     )
 
 
@@ -137,7 +132,7 @@ def _adapter(
     save_adapter(policy, folder, base=of_readers[0], revision=of_readers[1])
     copy_tokenizer(source, folder)
     # Other readers unpack 4-bit weights to bfloat16.
-    dtype = trained.dtype if served == "bf16" else DTYPE
+    dtype = policy.compute_dtype if served == "bf16" else DTYPE
     with released():
         ours = load_adapted(
             folder,
@@ -167,16 +162,16 @@ def _adapter(
         said.append(
             "peft takes it with quantization_config=CompressedTensorsConfig(dequantize=True)"
         )
-    if served == trained.weight_format:
+    if served == policy.weight_format:
         own = distance(trained.logits, logits)
         what = f"{folder} on {base}, from what was trained"
         require_same(what, own, dtype, rounding=rounding)
         return [*said, f"from what was trained: {own}"]
     return [
         *said,
-        f"it was trained on {trained.weight_format} codes and this base is {served}: "
+        f"it was trained on {policy.weight_format} codes and this base is {served}: "
         f"{distance(trained.logits, peft_logits)} from what was trained; for the policy that was "
-        f"trained, name a folder that `quantize` wrote in {trained.weight_format} (--base)",
+        f"trained, name a folder that `quantize` wrote in {policy.weight_format} (--base)",
     ]
 
 

@@ -124,4 +124,6 @@ def _logits(folder: Path, weight_format: WeightFormat, device: str) -> tuple[Ten
         rows = probes_of(policy)
         logits = logits_of(policy.model, rows)
         del policy
+    is_finite = bool(torch.isfinite(logits).all())
+    require(is_finite, f"{folder} gives a logit that is not finite; needed are numbers")
     return logits, rows

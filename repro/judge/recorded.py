@@ -15,7 +15,7 @@ from typing import Any
 from repro.evidence.store import Entry, RunsFolder
 from repro.run.select import Selection
 from repro.spec.checks import require
-from repro.spec.resolve import plain_values
+from repro.spec.settings import plain_values
 from repro.spec.tier import parse_tier
 from repro.spec.variants import with_overrides
 from repro.targets import TARGETS, runs_of

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -97,13 +97,17 @@ def projection_names(num_layers: int) -> list[str]:
     ]
 
 
-def require_supported(model_type: str, where: object) -> None:
-    """Raise `ValueError` unless `model_type` is one that this project builds."""
-    if model_type not in SUPPORTED_MODEL_TYPES:
+def require_supported(values: Mapping[str, Any], where: object) -> None:
+    """Raise `ValueError` unless a config's values name a model that this project builds."""
+    kind, named = values["model_type"], values.get("architectures")
+    if kind not in SUPPORTED_MODEL_TYPES:
         raise ValueError(
-            f"{where}: model_type is {model_type!r}; this project builds "
+            f"{where}: model_type is {kind!r}; this project builds "
             f"{', '.join(SUPPORTED_MODEL_TYPES)}"
         )
+    built = [f"{kind.capitalize()}ForCausalLM"]
+    if named not in (None, built):
+        raise ValueError(f"{where}: field architectures is {named!r}; needed is {built}, or none")
 
 
 def require_plain(config: Any, where: object) -> None:

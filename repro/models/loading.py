@@ -125,8 +125,7 @@ def read_description(folder: Path) -> ModelDescription:
     raw = read_object(path)
     if "model_type" not in raw:
         raise CheckpointError(f"{path} is not a model's config: it names no model_type")
-    model_type = raw["model_type"]
-    require_supported(model_type, path)
+    require_supported(raw, path)
     quantization = raw.pop("quantization_config", None)
     config = _config(raw, path)
     require_plain(config, path)

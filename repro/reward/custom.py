@@ -28,12 +28,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from repro.spec.arm import RewardFunction
-from repro.spec.checks import ending_in_a_copy, meant, require, shown
+from repro.spec.checks import meant, require, shown
+from repro.spec.in_a_copy import ending_in_a_copy
 from repro.spec.whole_files import sha256_of
 
 CustomReward = Callable[..., Sequence[float | None]]
@@ -41,7 +43,8 @@ CustomReward = Callable[..., Sequence[float | None]]
 _LARGEST = 1e15
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _TRIAL = ("<think>3 + 4 = 7</think><answer>7</answer>", "I do not know.")
-_MOST_WAIT = 600.0  # seconds; it may load a model
+# Seconds: the import of its module may load a model, and two completions are paid.
+_IMPORTING, _PAYING = 600.0, 30.0
 _TRIAL_COLUMNS = {"answers": ["7", "7"], "prompts": ["What is 3 + 4?"] * 2}
 
 
@@ -57,10 +60,11 @@ def reward_named(named: str) -> RewardFunction:
         bool(colon and module_name and function_name),
         f"--reward {named}: needs module:function, such as my_rewards:reward",
     )
-    module = in_a_copy(named, lambda: _imported(module_name))
+    module = in_a_copy(named, partial(_imported, module_name))
     function = function_of(module, function_name)
     if not (columns_asked(function) or _takes_all(function)):
-        in_a_copy(named, lambda: pay(function, _TRIAL, _TRIAL_COLUMNS, named))
+        trial = partial(pay, function, _TRIAL, _TRIAL_COLUMNS, named)
+        in_a_copy(named, trial, _PAYING, again=False)
     return RewardFunction(
         module=module_name, function=function_name, source_sha256=source_digest(module)
     )
@@ -81,15 +85,25 @@ def load_reward(stated: RewardFunction) -> CustomReward:
 def try_reward(stated: RewardFunction, columns: Mapping[str, Sequence[Any]]) -> None:
     """Raise `ValueError` unless a reward pays completions of two problems with these columns."""
     named = f"{stated.module}:{stated.function}"
+    function = in_a_copy(named, partial(load_reward, stated))
     completions = _TRIAL[: len(columns["answers"])]
-    in_a_copy(named, lambda: pay(load_reward(stated), completions, columns, named))
+    in_a_copy(named, partial(pay, function, completions, columns, named), _PAYING, again=False)
 
 
-def in_a_copy(named: str, call: Callable[[], Any]) -> Any:
-    """Call a user's code where it may end its process, in a copy of this one; then here."""
-    ending = ending_in_a_copy(call, _MOST_WAIT)
-    require(not ending, f"reward {named} must return within {_MOST_WAIT:g} seconds; {ending}")
-    return call()
+def in_a_copy(
+    named: str, call: Callable[[], Any], seconds: float = _IMPORTING, *, again: bool = True
+) -> Any:
+    """Call a user's code where it may end its process, in a copy of this one.
+
+    It is called here too where that is asked for, or where it raised an exception in the copy.
+    """
+    ending = ending_in_a_copy(call, seconds)
+    require(
+        not ending,
+        f"reward {named} must return within {seconds:g} seconds, and load a model, if it has one, "
+        f"where its module is imported; {ending}",
+    )
+    return call() if again or ending is not None else None
 
 
 def _takes_all(function: CustomReward) -> bool:

@@ -31,7 +31,6 @@ from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.custom import CustomReward, pay
 from repro.reward.grader import Grade, GraderPool, Status
 from repro.spec.arm import RewardKind
-from repro.spec.checks import check_value
 from repro.spec.config import derive_seed
 
 RANDOM_PROBABILITY = 0.3
@@ -76,7 +75,7 @@ def score(
 ) -> Rewards:
     """Score B completions, given without the prompt and the end token's text.
 
-    Raises `ValueError` if the kind is unknown, or lengths differ.
+    Raises `ValueError` if lengths differ.
 
     Parameters
     ----------
@@ -88,7 +87,6 @@ def score(
     own, columns
         A user's function that pays instead of `kind`, and what else it may ask for, B entries each.
     """
-    check_value(kind, RewardKind, "reward")
     grades, lenient_grades = both_grades(texts, golds, pool, reads)
     accuracy = [grade.accuracy for grade in grades]
     formats = [float(READINGS[reads].format_ok(text)) for text in texts]

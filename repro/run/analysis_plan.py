@@ -31,7 +31,7 @@ from repro.evidence.verdicts.sizes import MINIMUM_DRAWS
 from repro.run.select import Selection
 from repro.spec.claim import Claim, planned
 from repro.spec.config import RunConfig, digest_of
-from repro.spec.resolve import plain_values
+from repro.spec.settings import plain_values
 from repro.spec.target import Target
 from repro.spec.tier import PLANNED, Tier
 from repro.spec.whole_files import write_new

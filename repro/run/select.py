@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from repro.spec.checks import Bound, all_of, check_value, require, tried
+from repro.spec.checks import Bound, all_of, check_value, in_digits, require, tried
 from repro.spec.config import RunConfig
 from repro.spec.hub import gguf_copy, is_hub_name, require_model
 from repro.spec.settings import merged, parse_settings, read_settings
@@ -173,7 +173,6 @@ def model_source(named: str) -> str:
     A GGUF file is made a checkpoint folder now, so that its sizes are known to all that follows.
     Anything else raises `ValueError`.
     """
-    require(bool(named), "--model '' names no checkpoint; leave it out for the target's own")
     folder = Path(named).expanduser()
     if folder.is_file() and not gguf_copy(folder).is_dir():
         from repro.models.files.gguf_files import converted  # imports torch
@@ -190,7 +189,7 @@ def parse_seeds(text: str | None) -> int | list[int] | None:
     if text is None:
         return None
     try:
-        seeds = [int(part) for part in text.split(",") if part.strip()]
+        seeds = [in_digits(int, part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise ValueError(f"--seeds {text}: needs a number such as 5, or 0,3,4") from None
     if "," in text or seeds in ([], [0]):  # 0 is no number of seeds; it is one of them

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, get_args
 
-from repro.spec.checks import Bound, Positive, check_fields, require
-from repro.spec.resolve import OMIT_AT_DEFAULT
+from repro.spec.checks import Bound, Checked, Positive, check_fields, require
+from repro.spec.settings import OMIT_AT_DEFAULT
 
 WeightFormat = Literal["bf16", "nf4", "mxfp4", "nvfp4"]
 RoundingFormat = Literal["nf4", "mxfp4", "nvfp4"]
@@ -69,19 +69,18 @@ class NoiseConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardFunction:
+class RewardFunction(Checked):
     """A user's own reward in place of the task's, with the digest of its module's file."""
 
     module: str
     function: str
     source_sha256: str
 
-    def __post_init__(self) -> None:
-        check_fields(self, "reward_function.")
+    WHERE = "reward_function."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlantedRounding:
+class PlantedRounding(Checked):
     """A multiple of a format's rounding error on 16-bit weights: W + factor (Q(W) - W).
 
     Not in the paper: a small policy's entropy moves by 2 % where the paper's moves by 23 %, and a
@@ -91,8 +90,7 @@ class PlantedRounding:
     format: RoundingFormat
     factor: Annotated[float, Bound(above=0, most=100)] = 1.0
 
-    def __post_init__(self) -> None:
-        check_fields(self, "rounding.")
+    WHERE = "rounding."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,23 +15,17 @@ import dataclasses
 import difflib
 import functools
 import math
-import os
-import signal
-import sys
-import time
 import types
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 # Magnitudes that leave float32 room for a product or a square.
 _SMALLEST, _LARGEST = 1e-18, 1e18
 _WHOLE_BITS = 63
 _SHOWN_CHARACTERS = 60
-_RETURNED = 107  # the exit code of a copy that came to the end of a call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +61,19 @@ class Bound:
 Positive = Annotated[float, Bound(above=0)]
 Count = Annotated[int, Bound(least=1)]
 Natural = Annotated[int, Bound(least=0)]
+_Number = TypeVar("_Number", int, float)
 
 
 def require(condition: bool, message: str) -> None:
     """Raise `ValueError(message)` unless `condition` holds."""
     if not condition:
         raise ValueError(message)
+
+
+def in_digits(kind: Callable[[str], _Number], text: str) -> _Number:
+    """Return the number that ASCII digits write; `ValueError` for any other text."""
+    require(text.isascii() and "_" not in text, f"{shown(text)} is not in the digits 0 to 9")
+    return kind(text)
 
 
 def check_fields(instance: Any, where: str = "") -> None:
@@ -83,6 +84,16 @@ def check_fields(instance: Any, where: str = "") -> None:
     hints = field_types(instance.__class__)
     for item in dataclasses.fields(instance):
         check_value(getattr(instance, item.name), hints[item.name], f"{where}{item.name}")
+
+
+class Checked:
+    """A dataclass that checks its fields; `WHERE` is put before their names in messages."""
+
+    __slots__ = ()
+    WHERE = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, self.WHERE)
 
 
 @functools.cache
@@ -153,28 +164,6 @@ def shown(value: Any, most: int = _SHOWN_CHARACTERS) -> str:
         text = f"a {type(value).__name__} that cannot be shown"
     line = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text[:most])
     return line if len(text) <= most else f"{line}..."
-
-
-def ending_in_a_copy(call: Callable[[], Any], wait: float, computing: float = 0.0) -> str:
-    """Return how somebody else's code ends a copy of this process; empty where the call returns.
-
-    The copy is ended after `wait` seconds, or `computing` seconds of its own where that is given.
-    """
-    if not (child := os.fork()):
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_PROF, computing)
-        if torch := sys.modules.get("torch"):  # whose other threads stay behind
-            torch.set_num_threads(1)
-        with suppress(BaseException):  # is said by the call that follows
-            call()
-        os._exit(_RETURNED)
-    last = time.monotonic() + wait
-    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-        if time.monotonic() > last:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(0.005)
-    code = os.waitstatus_to_exitcode(ended[1])
-    return "" if code == _RETURNED else f"its process ended, exit code {code}"
 
 
 def all_of(*checks: Callable[[], Any]) -> list[Any]:

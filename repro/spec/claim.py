@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from repro.spec.checks import check_value, require
-from repro.spec.resolve import plain_values
+from repro.spec.settings import plain_values
 from repro.spec.tier import Tier
 
 Side = Literal["above", "below", "within"]

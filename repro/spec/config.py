@@ -18,21 +18,14 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
 from repro.spec.arm import Arm, OptimizerName
-from repro.spec.checks import (
-    Bound,
-    Count,
-    Natural,
-    check_fields,
-    check_value,
-    require,
-)
-from repro.spec.resolve import OMIT_AT_DEFAULT, plain_values
+from repro.spec.checks import Bound, Checked, Count, Natural, check_fields, check_value, require
+from repro.spec.settings import OMIT_AT_DEFAULT, plain_values
 
 Seeds = tuple[Natural, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
+class DataConfig(Checked):
     """Where problems come from and how they are split.
 
     Attributes
@@ -59,8 +52,7 @@ class DataConfig:
     development_problems: Natural = 0
     seed: int = 2025
 
-    def __post_init__(self) -> None:
-        check_fields(self, "data.")
+    WHERE = "data."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +77,7 @@ class ProblemSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingConfig:
+class SamplingConfig(Checked):
     """How completions are drawn.
 
     Attributes
@@ -103,9 +95,6 @@ class SamplingConfig:
     top_k: Natural = 0
     min_p: Annotated[float, Bound(least=0, below=1)] = 0.0
     max_new_tokens: Count = 64
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def filtered(self) -> bool:
@@ -187,7 +176,7 @@ LearningRate = Annotated[float, replace(_TRAINING, or_zero=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearningRates:
+class LearningRates(Checked):
     """Peak learning rates by what is trained: "1e-5 (QeRL, QLoRA); 5e-6 (LoRA)" (Table 4).
 
     The rate of full training is not stated in the paper. Arms that train the same thing on weights
@@ -199,8 +188,7 @@ class LearningRates:
     lora_4bit: LearningRate
     full: LearningRate
 
-    def __post_init__(self) -> None:
-        check_fields(self, "optimizer.learning_rates.")
+    WHERE = "optimizer.learning_rates."
 
     def of(self, arm: Arm) -> float:
         """Return the peak learning rate of `arm`, its factor included."""
@@ -216,7 +204,7 @@ class LearningRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """AdamW: "AdamW-8bit" (Table 4); betas, decay, warm-up and clipping are not in the paper.
 
     `schedule` after the warm-up is `constant` or `cosine` to zero at the last step.
@@ -231,8 +219,7 @@ class OptimizerConfig:
     schedule: Literal["constant", "cosine"] = "constant"
     max_grad_norm: Annotated[float, Bound(least=1e-6)] = 1.0
 
-    def __post_init__(self) -> None:
-        check_fields(self, "optimizer.")
+    WHERE = "optimizer."
 
 
 # A forced opening makes a prompt longer than its own limit by no more than this.
@@ -344,7 +331,7 @@ class TrainScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PretrainScale:
+class PretrainScale(Checked):
     """Pre-training of a policy from scratch, by a recipe that the procedure holds.
 
     Attributes
@@ -359,12 +346,9 @@ class PretrainScale:
     threads: Annotated[int, Bound(least=1, most=1024)] = 2
     seeds: Seeds = (0,)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationScale:
+class OperationScale(Checked):
     """Timing of single operations on the shapes of real models, with random weights.
 
     Attributes
@@ -388,9 +372,6 @@ class OperationScale:
     adapter_rank: Count = 32
     replays: Count = 9
     seeds: Seeds = (0, 1, 2, 3, 4)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,17 @@
-"""Configuration values changed by name: from `--set key=value` and from configuration files.
+"""Configuration values by name: as plain JSON, and changed by `--set key=value` and files.
 
 A key is a dotted path of fields (`optimizer.learning_rates.lora_4bit`), a value is what the field's
 type says: text from a command line is read as JSON (`3`, `1e-5`, `[0, 1]`, `true`, `null`), and as
 it stands where the field takes text. An unknown key is refused with the nearest known one, a value
 of another type with the type that is needed, and whatever the configuration itself refuses stays
 refused.
+
+A field added after the first records were blessed carries `OMIT_AT_DEFAULT` and is left out at its
+default, so that what a run without it did keeps its description, and its record its digest. Such a
+default must mean "as before"; changing what it means needs a new `Target.version`.
+
+A setting that is gone and that recorded runs were described with stands in its class's `RETIRED`,
+with the value that all of them had.
 """
 
 from __future__ import annotations
@@ -22,6 +29,27 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from repro.spec.checks import all_of, check_value, field_types, require, shown, unknown
 
 T = TypeVar("T")
+OMIT_AT_DEFAULT: Mapping[str, bool] = {"left_out_at_default": True}
+
+
+def plain_values(value: Any) -> Any:
+    """Return dataclasses as dictionaries and sequences as tuples; omit fields at such defaults.
+
+    Anything else is returned as it is.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = {
+            item.name: plain_values(getattr(value, item.name))
+            for item in dataclasses.fields(value)
+            if not item.metadata.get("left_out_at_default")
+            or getattr(value, item.name) != item.default
+        }
+        return held | getattr(value, "RETIRED", {})
+    if isinstance(value, Mapping):
+        return {key: plain_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(plain_values(item) for item in value)
+    return value
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Any
 from repro.spec.hub import local_folders
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DecoderShape:
     """Sizes of a Qwen2 decoder.
 
@@ -114,55 +114,23 @@ class DecoderShape:
         return projections + attention + 2 * T * V * H * (3 + full)
 
 
-def _qwen(
-    name: str,
-    hidden: int,
-    intermediate: int,
-    layers: int,
-    heads: tuple[int, int],
-    *,
-    small: bool = False,
-) -> DecoderShape:
-    return DecoderShape(
-        name=name,
-        hidden=hidden,
-        intermediate=intermediate,
-        layers=layers,
-        query_heads=heads[0],
-        key_heads=heads[1],
-        head_dim=hidden // heads[0],
-        vocabulary=151936 if small else 152064,
-        tied=small,
-    )
-
-
+# Their fields in order: name, H, I, blocks, query and key heads, channels of a head, rows of the
+# embedding, and whether `lm_head` is tied to it.
 SHAPES: dict[str, DecoderShape] = {
     shape.name: shape
     for shape in (
-        replace(_qwen("135m", 576, 1536, 30, (9, 3), small=True), vocabulary=49152),
-        _qwen("0.5b", 896, 4864, 24, (14, 2), small=True),
-        _qwen("1.5b", 1536, 8960, 28, (12, 2), small=True),
-        _qwen("3b", 2048, 11008, 36, (16, 2), small=True),
-        _qwen("7b", 3584, 18944, 28, (28, 4)),
-        _qwen("14b", 5120, 13824, 48, (40, 8)),
-        _qwen("32b", 5120, 27648, 64, (40, 8)),
-        _qwen("72b", 8192, 29568, 80, (64, 8)),
+        DecoderShape("135m", 576, 1536, 30, 9, 3, 64, 49152, True),
+        DecoderShape("0.5b", 896, 4864, 24, 14, 2, 64, 151936, True),
+        DecoderShape("1.5b", 1536, 8960, 28, 12, 2, 128, 151936, True),
+        DecoderShape("3b", 2048, 11008, 36, 16, 2, 128, 151936, True),
+        DecoderShape("7b", 3584, 18944, 28, 28, 4, 128, 152064, False),
+        DecoderShape("14b", 5120, 13824, 48, 40, 8, 128, 152064, False),
+        DecoderShape("32b", 5120, 27648, 64, 40, 8, 128, 152064, False),
+        DecoderShape("72b", 8192, 29568, 80, 64, 8, 128, 152064, False),
     )
 }
-
-
 # Of the policy in the package (`repro.procedures.pretrain`).
-TINY = DecoderShape(
-    name="tiny",
-    hidden=128,
-    intermediate=384,
-    layers=4,
-    query_heads=4,
-    key_heads=2,
-    head_dim=32,
-    vocabulary=333,
-    tied=True,
-)
+TINY = DecoderShape("tiny", 128, 384, 4, 4, 2, 32, 333, True)
 _QWEN = re.compile(r"Qwen/Qwen2\.5-(?:Coder-)?([\d.]+B)(?:-Instruct)?(?:-GGUF:.+)?")
 
 

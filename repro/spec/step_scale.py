@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 from repro.spec.arm import Arm, OptimizerName, WeightFormat
 from repro.spec.checks import Count, Natural, check_fields, require
 from repro.spec.config import Seeds, derive_seed
-from repro.spec.resolve import OMIT_AT_DEFAULT
+from repro.spec.settings import OMIT_AT_DEFAULT
 from repro.spec.shapes import shape_named
 
 Linears = Literal["kernels", "dequantised", "bitsandbytes"]

@@ -120,18 +120,16 @@ class Target:
 
     def arm(self, name: str) -> Arm:
         """Return the arm called `name`; `ValueError` lists the arms otherwise."""
-        for arm in self.arms:
-            if arm.name == name:
-                return arm
-        sentence = unknown("arm", [arm.name for arm in self.arms], name)
-        raise ValueError(f"target {self.name}: {sentence}")
+        known = {arm.name: arm for arm in self.arms}
+        if name not in known:
+            raise ValueError(f"target {self.name}: {unknown('arm', list(known), name)}")
+        return known[name]
 
     def metric(self, name: str) -> Metric:
         """Return the metric called `name`."""
-        for metric in self.metrics:
-            if metric.name == name:
-                return metric
-        raise ValueError(f"target {self.name} has no metric {name!r}")
+        known = {metric.name: metric for metric in self.metrics}
+        require(name in known, f"target {self.name} has no metric {name!r}")
+        return known[name]
 
     def metrics_at(self, tier: Tier) -> tuple[Metric, ...]:
         """Return the metrics of the target at a tier."""

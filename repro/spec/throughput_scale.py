@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from repro.spec.checks import Count, Natural, check_fields, require
 from repro.spec.config import Seeds
-from repro.spec.resolve import OMIT_AT_DEFAULT
+from repro.spec.settings import OMIT_AT_DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import functools
+import math
 import os
 import platform
 import re
@@ -205,10 +206,9 @@ def parse_bytes(text: str, name: str) -> int:
     match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
         raise ValueError(f"{name} {text}: needs a size such as 80GB or 40GiB")
-    nbytes = int(float(match[1]) * _UNITS[match[2]])
-    if nbytes <= 0:
-        raise ValueError(f"{name} {text}: needs more than nothing")
-    return nbytes
+    nbytes = float(match[1]) * _UNITS[match[2]]
+    require(1 <= nbytes < math.inf, f"{name} {text}: needs 1 byte or more, and a number")
+    return int(nbytes)
 
 
 def usable_bytes(total: int) -> int:

@@ -39,7 +39,7 @@ import torch
 from torch import nn
 
 from repro.models.checkpoint import write_json
-from repro.models.decoder import BLOCK_NORMS
+from repro.models.decoder import BLOCK_NORMS, PROJECTIONS
 from repro.models.files.gguf_files import made_of
 from repro.models.files.tensor_files import CheckpointError, TensorFile, read_object, write_tensors
 from repro.models.lora import ADAPTER_NAME, adapter_layers
@@ -261,6 +261,10 @@ def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
     saved = values.get("modules_to_save")
     norms = isinstance(saved, list) and sorted(map(str, saved)) == sorted(BLOCK_NORMS)
     require(norms or saved in (None, []), "modules_to_save", f"none or {list(BLOCK_NORMS)}")
+    targets, known = values.get("target_modules"), sorted(PROJECTIONS)
+    leaves = {str(t).rpartition(".")[2] for t in targets} if isinstance(targets, list) else ()
+    # What a pattern names, the tensors show.
+    require(isinstance(targets, str) or sorted(leaves) == known, "target_modules", known)
     rank, alpha = values.get("r"), values.get("lora_alpha")
     require(type(rank) is int and 1 <= rank <= _LARGEST_RANK, "r", f"1 to {_LARGEST_RANK}")
     number = isinstance(alpha, int | float) and not isinstance(alpha, bool)

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from repro.spec.settings import json_once
 from repro.spec.whole_files import replace_files, replace_text, sha256_of
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
@@ -107,7 +108,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the values of a checkpoint's JSON file; `CheckpointError` where it is no object."""
     try:
-        values = json.loads(path.read_bytes().decode("utf-8"))
+        values = json_once(path.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):

@@ -11,7 +11,7 @@ import pytest
 from repro.data import public
 from repro.data.load import load_problems
 from repro.data.problem import DataError, Problem, same_text
-from repro.data.public import PUBLIC_SETS, load_public
+from repro.data.public import load_public
 from repro.reward.grader import GraderPool
 from repro.spec.config import DataConfig
 from tests.repro.problem_files import write_problems
@@ -241,12 +241,6 @@ def test_bigmath_takes_the_papers_levels_and_drops_long_problems(fetched):
         load_problems(DataConfig(source="bigmath", levels=(1, 5)), "train")
     with pytest.raises(DataError, match="no test split"):
         load_problems(DataConfig(source="bigmath"), "test")
-
-
-def test_every_revision_is_a_whole_commit():
-    for name, public_set in PUBLIC_SETS.items():
-        assert len(public_set.revision) == 40, name
-        assert int(public_set.revision, 16)
 
 
 @pytest.mark.parametrize(

@@ -145,9 +145,10 @@ def broken(name, content):
     return write
 
 
-def holding(column):
+def holding(*columns):
     def write(folder):
-        pq.write_table(pa.table({"question": column}), folder / "a.parquet")
+        held = pa.Table.from_arrays(columns, names=["question"] * len(columns))
+        pq.write_table(held, folder / "a.parquet")
         return folder / "a.parquet"
 
     return write
@@ -173,6 +174,7 @@ def holding(column):
         (broken("a.parquet", b"PAR1"), "", "Parquet"),
         (holding(pa.array([2**62], pa.duration("s"))), "", "Parquet"),
         (holding(pa.array([b"\xff"]).view(pa.string())), "", "Parquet"),
+        (holding(pa.array(["q"]), pa.array(["r"])), "", "column 'question' is there twice"),
         (broken("a.xlsx", b"PK"), "", ".xlsx"),
         (lambda folder: folder / "nothing.csv", "", "no such file"),
     ],

@@ -15,6 +15,7 @@ from repro.door.command_line import build_parser
 from repro.door.own_run import _require_memory, selection_of
 from repro.evidence.receipts import violations
 from repro.evidence.record import find_record, read_record
+from repro.models.checkpoint import TINY_FOLDER
 from repro.run.execute import INTERRUPTED
 from repro.spec.arm import DAPO, GSPO
 from repro.spec.tier import CudaDevice, Tier
@@ -138,6 +139,8 @@ def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(tmp_path, ca
         ("--reward bad_rewards:no_completions", "no_completions"),
         ("--reward bad_rewards:too_few", "returned [1.0] for 2 completions"),
         ("--out {folder}", "name a new folder"),
+        ("--out {folder}/bad_rewards.py/out", "bad_rewards.py is no folder"),
+        ("--model {tiny} --template tiny --out {tiny}/out", "lies in"),
     ],
 )
 def test_bad_input_is_a_sentence_and_leaves_nothing(line, words, tmp_path, capsys, monkeypatch):
@@ -148,7 +151,8 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(line, words, tmp_path, capsy
         "def too_few(completions):\n    return [1.0]\n"
     )
     monkeypatch.delitem(sys.modules, "bad_rewards", raising=False)
-    assert main(["train", *LINE, *line.format(folder=tmp_path).split(), "--runs", "runs"]) == 2
+    line = line.format(folder=tmp_path, tiny=TINY_FOLDER)
+    assert main(["train", *LINE, *line.split(), "--runs", "runs"]) == 2
     printed = capsys.readouterr()
     assert words in printed.err
     assert len(printed.err.splitlines()) == 1

@@ -196,8 +196,14 @@ def test_an_adapter_that_training_left_at_nothing_has_nothing_to_merge(run_of, t
     assert "training changed nothing" in capsys.readouterr().err
     assert not out.exists()
     folder = str(TINY_FOLDER)
+    for inside in (f"{folder}/out", f"{adapter}/out"):
+        assert main(["export", str(adapter), inside, "--as", "merged"]) == 2
+        assert f"{inside} lies in" in capsys.readouterr().err
     assert main(["export", str(adapter), str(out), "--base", folder]) == 0
     assert "training changed nothing" in capsys.readouterr().out
+    save_file({name: tensor * 1e30 for name, tensor in tensors.items()}, adapter / TENSORS)
+    assert main(["export", str(adapter), str(tmp_path / "other")]) == 2
+    assert f"{adapter} gives" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,10 @@ def refused(folder):
         ("quantization_config", {"quant_method": "compressed-tensors", "config_groups": "x"}, ""),
         ("model_type", ["qwen2"], "model_type is"),
         ("model_type", "gpt2", "'gpt2'; this project builds qwen2, qwen3, llama"),
+        ("architectures", 7, "field architectures is 7; needed is ['Qwen2ForCausalLM']"),
+        ("architectures", [], "architectures is []"),
+        ("architectures", [1], "architectures is [1]"),
+        ("architectures", ["OddForCausalLM"], "architectures is ['OddForCausalLM']"),
         ("hidden_act", "gelu", "hidden_act is 'gelu'"),
         ("layer_types", ["full_attention", "sliding_attention"], "['sliding_attention']; needed"),
         (
@@ -100,7 +104,7 @@ def test_sizes_whose_product_torch_cannot_hold_are_refused(copied):
 
 @pytest.mark.parametrize(
     "text",
-    [None, "", "{", "[]", "{}", '{"hidden_size": 3}', "[" * 100_000, '{"a":' * 100_000, "\x00"],
+    [None, "", "{", "[]", "{}", '{"a": 3}', '{"a": 3, "a": 3}', "[" * 100_000, '{"a":' * 100_000],
 )
 def test_a_config_that_is_none_is_refused(copied, text):
     folder = copied()

@@ -12,7 +12,9 @@ from repro.reward.grader import GraderPool
 from repro.reward.score import score
 
 SHORT = """
+CALLS = []
 def shorter(completions, answers):
+    CALLS.append(1)
     return [1.0 / (1 + len(text)) for text in completions]
 
 def asking(completions, prompts, level):
@@ -59,6 +61,7 @@ def test_a_reward_is_found_tried_and_stated_by_its_source(write):
     stated = reward_named(f"{name}:shorter")
     assert (stated.module, stated.function) == (name, "shorter")
     assert len(stated.source_sha256) == 64
+    assert sys.modules[name].CALLS == []  # it was tried in a copy of this process alone
     assert pay(load_reward(stated), ["a", "bcd"], {"answers": ["1", "1"]}, "s") == [0.5, 0.25]
 
 
@@ -96,12 +99,14 @@ def returning(value):
          r"\\x1b\\n; needed"),
         ("{}:reward", returning("__import__('os')._exit(0)"), "exit code 0"),
         ("{}:reward", returning("__import__('sys').exit(0)"), r"raised SystemExit\(0\)"),
+        ("{}:reward", returning("__import__('time').sleep(60)"), "within 2 seconds, .*model"),
         ("{}:reward", returning("[10**16] * 2"), r"returned 1000.*1e\+15"),
         ("{}:reward", returning("list(__import__('numpy').full(2, float('inf'), 'float16'))"),
          "returned .*inf"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_reward_is_a_sentence(named, source, words, write):
+def test_what_is_wrong_with_a_reward_is_a_sentence(named, source, words, write, monkeypatch):
+    monkeypatch.setattr("repro.reward.custom._PAYING", 2.0)
     with pytest.raises(ValueError, match=words):
         reward_named(named.format(write(source)))
 

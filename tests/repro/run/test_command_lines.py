@@ -43,8 +43,10 @@ def test_run_ends_with_the_line_that_judges_what_it_did():
         ("--seeds=-1,3", "seed -1|0"),
         ("--seeds 3,3", "seeds repeat 3"),
         ("--seeds all", "--seeds all|5|0,3,4"),
+        ("--seeds \u0663", "--seeds \u0663|5|0,3,4"),
+        ("--steps=1_0", "--steps|'1_0'|such as 8"),
         ("--arms bf16,bf16", "bf16 |twice"),
-        ("--model=", "--model ''"),
+        ("--model=", "--model|''"),
         ("--set steps=0", "steps is 0|1"),
         ("--set data.source=gsm8", "mean gsm8k?"),
         ("--set data.levels=[99]", "99"),
@@ -62,7 +64,7 @@ def test_run_ends_with_the_line_that_judges_what_it_did():
         ("--set arm.noise.form=as_describd", "arm.noise.form|as_described"),
         ("--log tensorbord", "mean tensorboard?"),
         ("--devices 8", "smoke tier|devices|1"),
-        ("--arms=", "--arms ''"),
+        ("--arms=,", "--arms ','"),
         ("--arms bf16_lra", "mean bf16_lora?"),
         ("--tier papper", "mean paper?"),
         ("--set stepz=3", "mean steps?"),
@@ -141,10 +143,14 @@ def test_all_that_a_line_has_wrong_is_said_at_once_without_torch(line, words, tm
         ("report --html {folder}", "{folder} |Is a directory"),
         ("plan table1 --tier smoke --seeds 99999999999", "--seeds is 99999999999|at most 10000"),
         ("memory --model 33b", "size '33b'"),
+        ("memory --model 7b --budget " + "9" * 400, "--budget 99|161 letters left out"),
+        (f"plan {'y' * 5000}", "'yyy|yyy'|4763 letters left out"),
         ("memory --model 7b --group 9999999999", "group is 9999999999|at most 1e+09"),
         ("quantize tiny {folder}/out --format nvfp", "mean nvfp4?"),
         ("quantize {folder}/nothing {folder}/out", "{folder}/nothing"),
         ("quantize tiny {file}", "{file} exists"),
+        ("quantize {empty} {folder}/out", "argument SOURCE|''"),
+        ("quantize {folder} {folder}/out", "{folder}/out lies in {folder}"),
         ("export {folder} {folder}/out", "holds no adapter_config.json"),
         ("evaluate tiny", "evaluate: |required: --data"),
         ("evaluate tiny --data generatd", "mean generated?"),
@@ -156,6 +162,7 @@ def test_all_that_a_line_has_wrong_is_said_at_once_without_torch(line, words, tm
         ("dose --model {folder}", "holds no config.json"),
         ("dose --model tiny --formats ,", "--formats ,|nvfp4"),
         ("dose --model tiny --sigmas inf", "--sigmas inf|0"),
+        ("dose --model tiny --sigmas \u0661", "--sigmas \u0661|0"),
         ("dose --model tiny --prompts 0", "--prompts 0|1"),
         ("dose --model tiny --new-tokens 0", "--new-tokens 0|1"),
         ("dose --model tiny --device gpu", "--device 'gpu'|mean cpu?|cpu, cuda"),
@@ -168,7 +175,7 @@ def test_other_commands_refuse_in_a_sentence_too(line, words, tmp_path, capsys, 
     file, folder = tmp_path / "a file", tmp_path / "a folder"
     file.write_text("words")
     folder.mkdir()
-    places = {"file": str(file), "folder": str(folder)}
+    places = {"file": str(file), "folder": str(folder), "empty": ""}
     assert main([word.format(**places) for word in line.split()]) == 2
     said = capsys.readouterr()
     assert unsaid(said.err + said.out.replace("\n", " "), words.format(**places)) == []
@@ -220,10 +227,6 @@ def test_a_figure_reads_the_changed_runs_and_is_renamed_with_them():
     assert selection.source.name.startswith("table1_with_steps_3")
     assert selection.target.name.startswith("figure4_with_steps_3")
     assert selection.target.records_of == selection.source.name
-
-
-def test_settings_that_change_nothing_leave_the_target_its_own():
-    assert selected("table1", "--tier", "smoke", "--set", "steps=30").source is find("table1")
 
 
 def test_a_limit_holds_for_every_set_of_problems():
