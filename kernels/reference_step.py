@@ -19,8 +19,8 @@ are float32. Query head h reads key head h // (Hq / Hkv).
 
 A draw's distribution is p = softmax(logits / temperature), and the token is the first one, in
 vocabulary order, at which the cumulative sum exceeds the row's uniform number. So the token is a
-function of one number and of that row's logits, and does not depend on the batch. Filters (min_p,
-top_k, top_p) come before the inversion and are `repro.rollout.draw`'s.
+function of one number and of that row's logits, and does not depend on the batch. A filter (top_p)
+comes before the inversion and is `repro.rollout.draw`'s.
 
 A position of -1 marks a row that does not run, a slot of -1 a token that is not kept: neither
 changes anything. `overlap`, `workspace`, `arrived` and `tile` concern how kernels are launched and

@@ -22,7 +22,7 @@ import torch
 from repro.distributed import ALONE, Ranks
 from repro.evidence.environment import probe
 from repro.evidence.not_run import needs
-from repro.evidence.procedure import Progress
+from repro.evidence.procedure import Progress, Stopped
 from repro.evidence.receipts.device import slowed_shares
 from repro.measure.device_state import (
     context_bytes,
@@ -146,24 +146,21 @@ def together(points: Iterable[StepPoint]) -> list[list[StepPoint]]:
     return [list(group) for _, group in groupby(points, key=needed)]
 
 
-def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
-    """Measure some points of one model; return False when stopped."""
+def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> None:
+    """Measure some points of one model; raise `Stopped` between two steps."""
     require_clean()
     with _budget(points[0]) as budget:
         left = [point for point in points if not _is_hopeless(bench, arm, point, budget)]
-        if not left:
-            return True
         policy: Policy | None = None
         for point in left:
             if bench.should_stop():
-                return False
+                raise Stopped
             entry = PointResult()
             try:
                 policy = policy or build_policy(arm, point, bench.seed)
-                if not _measure(bench, arm, point, policy, budget, entry):
-                    return False
+                _measure(bench, arm, point, policy, budget, entry)
             except Exception as error:
-                if bench.ranks.world > 1:
+                if isinstance(error, Stopped) or bench.ranks.world > 1:
                     raise  # the others are elsewhere now
                 if is_out_of_memory(error):
                     entry = PointResult(out_of_memory=needs_by_allocator(error))
@@ -173,7 +170,6 @@ def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
             bench.results[point.name, way_of(arm)] = entry
             # Outside the handler: its exception holds the frames, and so the tensors, that failed.
             release()
-    return True
 
 
 def _note_failure(bench: Bench, arm: StepArm, point: StepPoint, error: Exception) -> None:
@@ -232,8 +228,8 @@ def _is_hopeless(bench: Bench, arm: StepArm, point: StepPoint, budget: int) -> b
 
 def _measure(
     bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budget: int, entry: PointResult
-) -> bool:
-    """Warm up and measure the repeats of a point into its entry; return False when stopped."""
+) -> None:
+    """Warm up and measure the repeats of a point into its entry; raise `Stopped` between two."""
     scale = bench.scale
     several = point.ranks > 1
     share = dataclasses.replace(point, prompts=point.prompts // point.ranks)
@@ -265,7 +261,7 @@ def _measure(
             warm_up(t, state, scale.warm_up_tokens)
         for _ in range(scale.steps):
             if bench.should_stop():
-                return False
+                raise Stopped
             retried, counted, begun = retries(), probe(slowed_us), time.monotonic()
             seconds = timed_step(t, state, waves)
             slowed = slowed_shares(counted, probe(slowed_us), time.monotonic() - begun)
@@ -278,7 +274,6 @@ def _measure(
             entry.repeats.append(seconds | {"slowed": slowed})
             folded = sampler.receipt() if isinstance(sampler, FoldedSampler) else {}
             entry.facts = facts | {"moved": moved, "road": made.road} | folded
-    return True
 
 
 def _facts(

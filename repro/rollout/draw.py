@@ -1,17 +1,16 @@
-"""The choice of a token: temperature, filters, and a draw by the inverse of the distribution.
+"""The choice of a token: temperature, a filter, and a draw by the inverse of the distribution.
 
-For logits z the distribution is softmax(z / T), cut and renormalised by the filters in the order
-that every sampler here has (vLLM too): tokens of at least `min_p` times the largest
-probability, of these the `top_k` most probable, of these the smallest set that holds `top_p` of
-their mass (the token that crosses the bound included). A token is the first whose cumulated
-probability, in the order of token ids, exceeds a uniform number.
+For logits z the distribution is softmax(z / T), cut to the smallest set that holds `top_p` of its
+mass (the token that crosses the bound included) and renormalised, in every sampler here (vLLM
+too). A token is the first whose cumulated probability, in the order of token ids, exceeds a uniform
+number.
 
 Drawing by inversion from one uniform number per token makes arms comparable: two policies that
 differ a little choose the same token for most uniforms. `torch.multinomial` has no such property,
 and its draw for one row depends on the others.
 
 `choose` is the end of an engine's decode step: a draw, and the rows' state moved on by it. It is
-the plain form, for any device and any filter; it neither waits for the device nor branches on
+the plain form, for any device, with the filter; it neither waits for the device nor branches on
 values, so it can be captured; `kernels.reference_step.choose`, which specifies the kernel, has no
 filters and waits for the device to refuse bad logits. A row whose largest logit is not finite draws
 nothing, in all three: NaN and infinity are such, a token ruled out by -inf is not. A filter takes
@@ -19,7 +18,7 @@ few rows at a time, since a capture keeps the memory that one draw needs.
 
 Easy to get wrong: cumulating 150 000 probabilities in float32 (the sum misses 1 by up to 1e-3, and
 the last tokens are never or wrongly drawn; `kernels.reference_step.invert` uses float64), and
-reporting log-probabilities from before the filters.
+reporting log-probabilities from before the filter.
 """
 
 from __future__ import annotations
@@ -57,31 +56,20 @@ def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     Returns
     -------
     Tensor, (B, V), float32
-        -inf where a filter removed the token.
+        -inf where the filter removed the token.
     """
     logprobs = torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
-    filtered = logprobs
-    if sampling.min_p > 0:
-        bound = filtered.amax(dim=-1, keepdim=True) + torch.tensor(sampling.min_p).log()
-        filtered = filtered.masked_fill(filtered < bound, -torch.inf)
-    if 0 < sampling.top_k < logits.shape[-1]:
-        # Ranks rather than a threshold, so that ties at the bound do not let more than k pass.
-        among_top = torch.zeros_like(filtered, dtype=torch.bool)
-        among_top.scatter_(-1, filtered.topk(sampling.top_k, dim=-1).indices, value=True)
-        filtered = filtered.masked_fill(~among_top, -torch.inf)
-    if sampling.top_p < 1:
-        ordered, order = torch.log_softmax(filtered, dim=-1).sort(
-            dim=-1, descending=True, stable=True
-        )
-        mass = ordered.double().exp()
-        before = mass.cumsum(dim=-1) - mass
-        removed = torch.zeros_like(filtered, dtype=torch.bool)
-        # The first token stays whatever top_p is: nothing comes before it.
-        outside = before >= sampling.top_p
-        outside[..., 0] = False
-        removed.scatter_(-1, order, outside)
-        filtered = filtered.masked_fill(removed, -torch.inf)
-    return logprobs if filtered is logprobs else torch.log_softmax(filtered, dim=-1)
+    if not sampling.filtered:
+        return logprobs
+    ordered, order = torch.log_softmax(logprobs, dim=-1).sort(dim=-1, descending=True, stable=True)
+    mass = ordered.double().exp()
+    before = mass.cumsum(dim=-1) - mass
+    removed = torch.zeros_like(logprobs, dtype=torch.bool)
+    # The first token stays whatever top_p is: nothing comes before it.
+    outside = before >= sampling.top_p
+    outside[..., 0] = False
+    removed.scatter_(-1, order, outside)
+    return torch.log_softmax(logprobs.masked_fill(removed, -torch.inf), dim=-1)
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor]:
@@ -116,7 +104,7 @@ def choose(logits: Tensor, state: StepRows, sampling: SamplingConfig) -> None:
     state
         Its `temperature` is used, so that one captured step serves every temperature above 0.
     sampling
-        Filters, and whether the temperature is 0.
+        Its filter, and whether the temperature is 0.
     """
     M = logits.shape[0]
     numbers = uniforms_at(state.uniforms[:M], state.counts[:M])  # (M,)

@@ -216,8 +216,6 @@ class VllmSampler:
             SamplingParams(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
                 max_tokens=sampling.max_new_tokens,
                 logprobs=logprobs,
                 seed=seed,

@@ -42,10 +42,9 @@ _USUAL = "nvidia_h100_80gb_hbm3"
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Seconds of training of one run, the device of the step, and how it was scaled."""
+    """Seconds of training of one run, and the step, its device, and how it was scaled."""
 
     seconds: float
-    device: str
     basis: str
 
 
@@ -85,7 +84,6 @@ def price(run: RunConfig, steps: Iterable[Record], device: str | None) -> Price 
     share = rows / point.rows * tokens / point.expected_tokens
     return Price(
         seconds=rollouts * seconds * share,
-        device=on,
         basis=f"a step of {point.rows} rows of {point.expected_tokens} tokens on {on}, "
         f"scaled to {rollouts} rollouts of {rows} rows of {tokens} tokens; without tests",
     )

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import json
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from repro.spec.arm import Arm, OptimizerName
 from repro.spec.checks import Bound, Checked, Count, Natural, check_fields, check_value, require
@@ -84,22 +84,23 @@ class SamplingConfig(Checked):
     ----------
     temperature
         0 is greedy. Rollouts: 1.0 (Table 4). Evaluation: 0.6 (section 4.1).
-    top_p, top_k, min_p
-        1.0, 0 and 0.0 switch each off. Evaluation uses top_p 0.95 (section 4.1).
+    top_p
+        The smallest set of tokens with that mass is drawn from; 1 takes all. Evaluation: 0.95
+        (section 4.1).
     max_new_tokens
         Length limit of a completion, the end token included.
     """
 
     temperature: Annotated[float, Bound(least=0.01, most=100, or_zero=True)] = 1.0
     top_p: Annotated[float, Bound(above=0, most=1)] = 1.0
-    top_k: Natural = 0
-    min_p: Annotated[float, Bound(least=0, below=1)] = 0.0
     max_new_tokens: Count = 64
+
+    RETIRED: ClassVar = {"top_k": 0, "min_p": 0.0}
 
     @property
     def filtered(self) -> bool:
-        """Whether a filter removes tokens before one is drawn."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        """Whether tokens are removed before one is drawn."""
+        return self.top_p < 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,8 +430,8 @@ def _require_sampled(run: RunConfig) -> None:
     )
     require(
         not drawn.filtered,
-        f"{where}rollouts use top_p {drawn.top_p}, top_k {drawn.top_k}, min_p {drawn.min_p}; the "
-        "trainer's log-probabilities are of the full softmax, so they must be 1, 0 and 0",
+        f"{where}rollouts use top_p {drawn.top_p}; the trainer's log-probabilities are of the full "
+        "softmax, so it must be 1",
     )
 
 

@@ -168,7 +168,6 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _key(width: int, sampling: SamplingConfig) -> tuple[int, bool, int, float, float]:
-    if sampling.temperature == 0:
-        return (width, True, 0, 1.0, 0.0)
-    return (width, False, sampling.top_k, sampling.top_p, sampling.min_p)
+def _key(width: int, sampling: SamplingConfig) -> tuple[int, bool, float]:
+    greedy = sampling.temperature == 0
+    return (width, greedy, 1.0 if greedy else sampling.top_p)

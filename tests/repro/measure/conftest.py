@@ -49,7 +49,7 @@ def bench_of(scale: StepScale, **changes: Any) -> Bench:
 def measured_at(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy) -> PointResult:
     """Measure a point where there is no device that memory could be planned for."""
     entry = PointResult()
-    assert _measure(bench, arm, point, policy, 10**10, entry)
+    _measure(bench, arm, point, policy, 10**10, entry)
     return entry
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from repro.evidence.not_run import needs
+from repro.evidence.procedure import Stopped
 from repro.evidence.receipts.device import SLOWED_MOST, SPOILING
 from repro.measure import step_measure, step_metrics
 from repro.measure.step_metrics import PointResult, metrics_of
@@ -34,7 +35,8 @@ def test_a_stop_ends_a_point_between_two_steps(policy, bench):
     asked = iter([False, True])
     stopping = dataclasses.replace(bench, should_stop=lambda: next(asked))
     entry = PointResult()
-    assert not step_measure._measure(stopping, NVFP4, POINT, policy, 10**10, entry)
+    with pytest.raises(Stopped):
+        step_measure._measure(stopping, NVFP4, POINT, policy, 10**10, entry)
     assert len(entry.repeats) == 1
 
 
@@ -121,7 +123,7 @@ def test_a_point_that_fails_costs_no_other(policy, monkeypatch, error):
     monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
     points = [POINT, dataclasses.replace(POINT, name="other")]
     bench = bench_of(StepScale(points=tuple(points), warm_up_tokens=4, steps=2))
-    assert step_measure.measure_points(bench, NVFP4, points)
+    step_measure.measure_points(bench, NVFP4, points)
     memory = isinstance(error, torch.OutOfMemoryError)
     assert bench.failures == ([] if memory else ["small nvfp4: ValueError: planted"])
     measured = measured_steps(NVFP4, [NVFP4], points, bench.results)
@@ -141,11 +143,11 @@ def test_a_point_that_the_plan_leaves_no_hope_is_not_tried(bench, monkeypatch):
 
     without_a_device(monkeypatch, least)
     monkeypatch.setattr(step_measure, "build_policy", build)
-    assert step_measure.measure_points(bench, NVFP4, [POINT])
+    step_measure.measure_points(bench, NVFP4, [POINT])
     without_a_device(monkeypatch, least // 2)
-    assert step_measure.measure_points(bench, RELEASED, [POINT])
+    step_measure.measure_points(bench, RELEASED, [POINT])
     assert tried == [NVFP4.name, RELEASED.name]  # of products without a plan nothing is known
-    assert step_measure.measure_points(bench, NVFP4, [POINT])
+    step_measure.measure_points(bench, NVFP4, [POINT])
     assert len(tried) == 2
     said = bench.results["small", "nvfp4"].out_of_memory
     assert said == needs(least, least // 2, "by the plan")

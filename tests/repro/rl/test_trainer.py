@@ -247,8 +247,6 @@ def test_evaluation_runs_at_its_interval_without_noise_by_steps_and_sampled_toke
     ("changes", "message"),
     [
         ({"top_p": 0.9}, "top_p 0.9"),
-        ({"top_k": 5}, "top_k 5"),
-        ({"min_p": 0.1}, "min_p 0.1"),
         ({"temperature": 0.0}, "temperature is 0"),
     ],
 )

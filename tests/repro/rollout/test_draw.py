@@ -4,9 +4,7 @@ import pytest
 import torch
 from transformers import (
     LogitsProcessorList,
-    MinPLogitsWarper,
     TemperatureLogitsWarper,
-    TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
@@ -22,20 +20,14 @@ def logits_of(rows=50, vocabulary=40, seed=0):
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
-@pytest.mark.parametrize("top_k", [0, 1, 7, 40, 100])
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95, 1.0])
-@pytest.mark.parametrize("min_p", [0.0, 0.1])
-def test_filters_keep_what_transformers_keeps(temperature, top_k, top_p, min_p):
+def test_the_filter_keeps_what_transformers_keeps(temperature, top_p):
     logits = logits_of()
     stock = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
-    if min_p:
-        stock.append(MinPLogitsWarper(min_p))
-    if top_k:
-        stock.append(TopKLogitsWarper(top_k))
     if top_p < 1:
         stock.append(TopPLogitsWarper(top_p))
     expected = torch.log_softmax(stock(torch.zeros(50, 1, dtype=torch.long), logits), dim=-1)
-    sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    sampling = SamplingConfig(temperature=temperature, top_p=top_p)
     torch.testing.assert_close(sampling_logprobs(logits, sampling), expected)
 
 
@@ -44,11 +36,7 @@ def test_filters_keep_what_transformers_keeps(temperature, top_k, top_p, min_p):
     [
         SamplingConfig(),
         SamplingConfig(temperature=0.6, top_p=0.95),
-        SamplingConfig(top_k=5),
-        SamplingConfig(temperature=1.3, top_k=7, top_p=0.8),
-        SamplingConfig(min_p=0.1),
-        SamplingConfig(temperature=0.8, top_k=9, top_p=0.7, min_p=0.02),
-        SamplingConfig(top_k=1),
+        SamplingConfig(temperature=1.3, top_p=0.8),
         SamplingConfig(top_p=1e-9),
     ],
 )
@@ -67,7 +55,7 @@ def test_the_draw_inverts_the_filtered_distribution(sampling):
 
 def test_a_row_does_not_depend_on_its_batch():
     logits, numbers = logits_of(rows=9, seed=5), uniforms([5], 9)[0]
-    sampling = SamplingConfig(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01)
+    sampling = SamplingConfig(temperature=0.7, top_p=0.9)
     tokens, logprobs = draw(logits, numbers, sampling)
     for row in range(9):
         part = slice(row, row + 1)
@@ -76,13 +64,8 @@ def test_a_row_does_not_depend_on_its_batch():
         assert torch.equal(alone[1], logprobs[part])
 
 
-def test_ties_at_the_bound_of_top_k_let_no_more_than_k_pass():
-    allowed = sampling_logprobs(torch.zeros(3, 10), SamplingConfig(top_k=4)).isfinite().sum(1)
-    assert allowed.tolist() == [4, 4, 4]
-
-
 def test_filtered_tokens_are_never_drawn_at_either_end():
-    sampling = SamplingConfig(top_k=3)
+    sampling = SamplingConfig(top_p=0.5)
     logits = logits_of(rows=200)
     allowed = sampling_logprobs(logits, sampling).isfinite()
     for number in (0.0, 1.0 - 2.0**-53):
@@ -131,8 +114,6 @@ def running(rows):
     "sampling",
     [
         SamplingConfig(temperature=0.6, top_p=0.8),
-        SamplingConfig(temperature=0.6, top_k=3),
-        SamplingConfig(temperature=0.6, min_p=0.1),
         SamplingConfig(temperature=0.6),
         SamplingConfig(temperature=0),
     ],

@@ -51,7 +51,7 @@ def test_greedy_tokens_equal_those_of_transformers_generate(
     "sampling",
     [
         SamplingConfig(temperature=1.0, max_new_tokens=40),
-        SamplingConfig(temperature=0.7, top_p=0.9, top_k=20, min_p=0.01, max_new_tokens=40),
+        SamplingConfig(temperature=0.7, top_p=0.9, max_new_tokens=40),
     ],
 )
 def test_rows_draw_what_the_plain_sampler_draws_from_the_same_seeds(make_policy, sampling):

@@ -179,7 +179,7 @@ def test_sampled_logprobs_are_the_trainers(sampler):
     "sampling",
     [
         SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=32),
-        SamplingConfig(temperature=0.7, top_k=30, top_p=0.8, min_p=0.05, max_new_tokens=32),
+        SamplingConfig(temperature=0.7, top_p=0.8, max_new_tokens=32),
     ],
 )
 def test_under_filters_they_are_of_what_was_drawn_from(sampler, sampling):

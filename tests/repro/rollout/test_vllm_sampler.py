@@ -64,10 +64,8 @@ class StandInEngine:
         batch = TorchSampler(self.policy).sample(
             [prompt["prompt_token_ids"] for prompt in prompts],
             SamplingConfig(
-                **{
-                    name: getattr(first, name)
-                    for name in ("temperature", "top_p", "top_k", "min_p")
-                },
+                temperature=first.temperature,
+                top_p=first.top_p,
                 max_new_tokens=first.max_tokens,
             ),
             group_size=1,

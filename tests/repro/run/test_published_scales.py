@@ -199,15 +199,6 @@ def test_of_cards_of_different_memory_the_smallest_counts_and_the_plan_says_so(
         assert (f"{CARD_24GB.name} has " in said) == unlike
 
 
-def test_a_prompt_longer_than_the_scale_allows_is_found_before_anything_is_loaded(
-    checkpoint, monkeypatch
-):
-    monkeypatch.setattr(preflights, "cuda_devices", lambda: (H100,))
-    selection = small("table1", Tier.PAPER, checkpoint, max_prompt_tokens=100)
-    said = files_refusal(selection.plan(1, ["bf16"])[0])
-    assert unsaid(said or "", "max_prompt_tokens|100") == []
-
-
 def test_a_checkpoint_without_any_end_token_is_refused(checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path / "endless")
     for name in ("config", "generation_config", "tokenizer_config"):

@@ -45,7 +45,7 @@ REFUSED = [
     ("rollout.temperature", 0, "above 0"),
     ("rollout.temperature", 1e-9, "0, or 0.01 or more"),
     ("rollout.top_p", 0, "above 0"),
-    ("rollout.top_p", 0.9, "they must be 1, 0 and 0"),
+    ("rollout.top_p", 0.9, "it must be 1"),
     ("evaluation.samples", 0, "1 or more"),
     ("evaluation.threshold", math.nan, "a number from 1e-18"),
     ("data.test_problems", -1, "0 or more"),
