@@ -7,6 +7,7 @@ samples.
 """
 
 import copy
+import functools
 import json
 import lzma
 import math
@@ -78,6 +79,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner),
     max_leaves=6,
 )
+NUMBERS = JSON | st.sampled_from((0, -1, 3, 2**31, 2**40, 2**70, 0.0, -1.0, 1e300))
 
 
 def refusal(read, error):
@@ -131,15 +133,55 @@ LINES = [
 ]
 
 
+ADAPTER = {
+    "peft_type": "LORA",
+    "base_model_name_or_path": "tiny",
+    "revision": "main",
+    "r": 4,
+    "lora_alpha": 8,
+    "target_modules": list(PROJECTIONS),
+    "modules_to_save": ["input_layernorm", "post_attention_layernorm"],
+    "use_rslora": False,
+    "bias": "none",
+}
+TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16)}
+
+
+def read_problems(path):
+    digest_of_problems(read_splits(path)["all"])
+
+
+def read_settings(path):
+    read = read_adapter(path.parent).settings
+    assert read.rank >= 1
+    assert math.isfinite(read.alpha)
+
+
+@functools.cache
+def blessed_record():
+    """Return the JSON values of a blessed record."""
+    first, *_ = read_stored(ROOT / "expected" / "records" / "smoke" / "table1.csv")
+    return json.loads(json.dumps(first.to_json()))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "read", "error"),
+    [
+        ("train.jsonl", lambda: LINES, read_problems, DataError),
+        ("seed-0.json", lambda: [blessed_record()], read_record, RecordError),
+        ("adapter_config.json", lambda: [ADAPTER], read_settings, CheckpointError),
+        ("model.safetensors", lambda: [], read_header, CheckpointError),
+    ],
+)
 @fuzzed
 @given(st.data())
-def test_a_broken_file_of_problems_is_a_data_error(tmp_path, data):
-    rows = [replaced(data, row) if data.draw(st.booleans()) else row for row in LINES]
-    content = "\n".join(json.dumps(row) for row in rows).encode()
-    path = tmp_path / "train.jsonl"
-    path.write_bytes(damaged(data, content) if data.draw(st.booleans()) else content)
-    said = refusal(lambda: digest_of_problems(read_splits(path)["all"]), DataError)
-    assert said is None or str(path) in said
+def test_a_broken_file_is_refused_by_its_name_or_read(tmp_path, name, rows, read, error, data):
+    changed = [replaced(data, row, NUMBERS) if data.draw(st.booleans()) else row for row in rows()]
+    content = "\n".join(map(json.dumps, changed)).encode() or save(TENSORS)
+    path = tmp_path / name
+    path.write_bytes(content if changed and data.draw(st.booleans()) else damaged(data, content))
+    said = refusal(lambda: read(path), error)
+    assert said is None or (str(path) in said and "\n" not in said)
 
 
 PIECES = (
@@ -191,37 +233,6 @@ def test_any_completion_gets_a_status_and_no_answer_drops_its_item():
 
     with GraderPool(seconds_per_item=0.5) as pool:
         check()
-
-
-@pytest.fixture(scope="module")
-def record():
-    """Return the JSON values of a blessed record."""
-    first, *_ = read_stored(ROOT / "expected" / "records" / "smoke" / "table1.csv")
-    return json.loads(json.dumps(first.to_json()))
-
-
-@fuzzed
-@given(st.data())
-def test_a_broken_record_is_a_record_error(tmp_path, record, data):
-    path = tmp_path / "seed-0.json"
-    if data.draw(st.booleans()):
-        path.write_text(json.dumps(replaced(data, record)), encoding="utf-8")
-    else:
-        path.write_bytes(damaged(data, json.dumps(record).encode()))
-    said = refusal(lambda: read_record(path), RecordError)
-    assert said is None or str(path) in said
-
-
-TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16)}
-
-
-@fuzzed
-@given(st.data())
-def test_a_broken_file_of_tensors_is_a_checkpoint_error(tmp_path, data):
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(damaged(data, save(TENSORS)))
-    said = refusal(lambda: read_header(path), CheckpointError)
-    assert said is None or str(path) in said
 
 
 @pytest.fixture(scope="module")
@@ -383,7 +394,6 @@ def test_corrections_are_those_of_statsmodels_and_power_is_its_definition(
 
 
 CONFIG = json.loads((TINY_FOLDER / "config.json").read_text(encoding="utf-8"))
-NUMBERS = JSON | st.sampled_from((0, -1, 3, 2**31, 2**40, 2**70, 0.0, -1.0, 1e300))
 FIELDS = {
     "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True},
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
@@ -417,35 +427,6 @@ def test_a_broken_config_is_refused_or_builds_a_model(tmp_path, data):
     assert said is None or ("\n" not in said and str(tmp_path) in said)
     shape = refusal(lambda: shape_of_checkpoint(str(tmp_path)), ValueError)
     assert shape is None or tmp_path.name in shape
-
-
-ADAPTER = {
-    "peft_type": "LORA",
-    "base_model_name_or_path": "tiny",
-    "revision": "main",
-    "r": 4,
-    "lora_alpha": 8,
-    "target_modules": list(PROJECTIONS),
-    "modules_to_save": ["input_layernorm", "post_attention_layernorm"],
-    "use_rslora": False,
-    "bias": "none",
-}
-
-
-@settings(fuzzed, max_examples=CASES // 8)
-@given(st.data())
-def test_a_broken_adapter_config_is_refused_or_read(tmp_path, data):
-    path = tmp_path / "adapter_config.json"
-    content = json.dumps(replaced(data, ADAPTER, NUMBERS)).encode()
-    path.write_bytes(damaged(data, content) if data.draw(st.booleans()) else content)
-
-    def read():
-        settings_read = read_adapter(tmp_path).settings
-        assert settings_read.rank >= 1
-        assert math.isfinite(settings_read.alpha)
-
-    said = refusal(read, CheckpointError)
-    assert said is None or (str(path) in said and "\n" not in said)
 
 
 @settings(fuzzed, max_examples=CASES // 400)

@@ -25,32 +25,32 @@ def answers(*groups):
     return Answers(problems=problems, groups=list(groups), dropped=0)
 
 
-def test_pass_at_k_is_the_estimator_without_replacement():
-    right, wrong = graded("7", right=True), graded("8", right=False)
-    metrics = answers([right, wrong, wrong, wrong], [wrong] * 4).at_k([1, 2])
-    assert metrics["mean_at_4"].value == pytest.approx(12.5)
-    # 1 - C(3, 2) / C(4, 2) = 1/2 for the first problem, 0 for the second.
-    assert metrics["pass_at_2"].value == pytest.approx(25.0)
-    assert metrics["pass_at_2"].n == 2
-    assert "4 samples" in metrics["pass_at_2"].method
+RIGHT, WRONG = graded("7", right=True), graded("8", right=False)
+BOXED = graded(None, right=False, leniently="7")
+SPELT = [graded("70,000", right=True), graded("70000", right=True), WRONG]
 
 
-def test_two_spellings_of_a_right_answer_are_two_candidates_and_both_right():
-    votes = [graded("70,000", right=True), graded("70000", right=True), graded("8", right=False)]
-    assert answers(votes).at_k([3])["maj_at_3"].value == pytest.approx(200 / 3)
-
-
-def test_the_lenient_reading_stands_beside_the_strict_one():
-    boxed = graded(None, right=False, leniently="7")
-    metrics = answers([boxed, boxed]).at_k([2])
-    assert (metrics["mean_at_2"].value, metrics["mean_at_2_lenient"].value) == (0.0, 100.0)
-    assert (metrics["maj_at_2"].value, metrics["maj_at_2_lenient"].value) == (0.0, 100.0)
+@pytest.mark.parametrize(
+    ("groups", "at", "percents"),
+    [
+        # Without replacement: 1 - C(3, 2) / C(4, 2) = 1/2 for the first problem, 0 for the second.
+        ([[RIGHT, *[WRONG] * 3], [WRONG] * 4], [1, 2], {"mean_at_4": 12.5, "pass_at_2": 25.0}),
+        # Two spellings of a right answer are two candidates, and both right.
+        ([SPELT], [3], {"maj_at_3": 200 / 3}),
+        ([[BOXED, BOXED]], [2], {"mean_at_2": 0, "mean_at_2_lenient": 100,
+                                 "maj_at_2": 0, "maj_at_2_lenient": 100}),
+    ],
+)  # fmt: skip
+def test_samples_are_estimated_together_by_both_readings(groups, at, percents):
+    metrics = answers(*groups).at_k(at)
+    assert {name: metrics[name].value for name in percents} == pytest.approx(percents)
+    assert {metric.n for metric in metrics.values()} == {len(groups)}
+    assert all(f"{len(groups[0])} samples" in metric.method for metric in metrics.values())
 
 
 def test_votes_are_tallied_by_the_ways_in_which_samples_voted():
-    right, wrong = graded("7", right=True), graded("8", right=False)
     spelt, none = graded("7.0", right=True), graded(None, right=False)
-    tallies = answers([right, right, spelt, none], [none, spelt, right, right], [wrong] * 4)
+    tallies = answers([RIGHT, RIGHT, spelt, none], [none, spelt, RIGHT, RIGHT], [WRONG] * 4)
     assert tallies.tallies()["votes"] == [
         {"problems": 1, "right": [], "wrong": [4]},
         {"problems": 2, "right": [2, 1], "wrong": []},
@@ -58,10 +58,9 @@ def test_votes_are_tallied_by_the_ways_in_which_samples_voted():
 
 
 def test_of_one_sample_or_very_many_no_majority_is_formed_and_no_votes_are_kept():
-    one = answers([graded("7", right=True)]).tallies()
+    one = answers([RIGHT]).tallies()
     assert not one.keys() & {"votes", "votes_lenient"}
-    right, wrong = graded("7", right=True), graded("8", right=False)
-    many = answers([right, *[wrong] * 255], [wrong] * 256)
+    many = answers([RIGHT, *[WRONG] * 255], [WRONG] * 256)
     assert not many.tallies().keys() & {"votes", "votes_lenient"}
     metrics = many.at_k([64, 256])
     assert metrics["pass_at_64"].value == pytest.approx(12.5)

@@ -90,14 +90,3 @@ def test_rewards_are_by_the_arm_s_reward_and_counted(tokenizer, pool):
 def test_a_policy_without_a_tokenizer_cannot_be_asked(tokenizer, pool):
     with pytest.raises(ValueError, match=r"tiny .*tokenizer"):
         ScaleEvaluator(small_run(SCALE), Writer(tokenizer, TEXTS), None, pool)
-
-
-def test_an_evaluation_names_no_k_beyond_its_samples():
-    with pytest.raises(ValueError, match=r"k = 4; .*2"):
-        EvaluationConfig(samples=2, at=(1, 4))
-
-
-@pytest.mark.parametrize("threshold", [-1.0, 101.0])
-def test_a_threshold_is_a_percentage(threshold):
-    with pytest.raises(ValueError, match=r"evaluation\.threshold is"):
-        EvaluationConfig(threshold=threshold)

@@ -120,14 +120,6 @@ def test_the_test_split_is_answered_along_a_run_as_at_its_end(tmp_path):
     assert [line["test_accuracy"] for line in lines] == series["test_accuracy"]
 
 
-@pytest.mark.parametrize(
-    ("steps", "message"), [((2, 2), "must rise"), ((0,), "1 or more"), ((3,), "the run has 3")]
-)
-def test_tests_along_a_run_lie_within_it_and_rise(steps, message):
-    with pytest.raises(ValueError, match=message):
-        asked(test_at=steps)
-
-
 def test_an_untrained_arm_samples_the_prompts_and_seeds_of_the_first_steps(tmp_path):
     scale = asked(prompts_of_steps=2, explored_samples=4, explored_problems=3)
     trained = train_and_evaluate(small_run(scale), context_of(tmp_path / "trained"))
