@@ -1,5 +1,7 @@
 """A trained adapter beside its base, as a run leaves it."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -19,6 +21,13 @@ def trained_policy(weight_format="bf16", *, norms_trained=False, order=None, rou
         for parameter in trainable_parameters(policy).values():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.02)
     return policy
+
+
+@pytest.fixture(scope="package", autouse=True)
+def few_probes():
+    """Compare models on a quarter of the rows."""
+    with mock.patch("repro.export.comparing._PROBES", 2):
+        yield
 
 
 @pytest.fixture(scope="session")
