@@ -380,9 +380,7 @@ def test_intervals_and_tests_are_scipys(first, second, n, share):
 
 @fuzzed
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.1, 3), st.integers(3, 40))
-def test_corrections_are_those_of_statsmodels_and_power_is_its_definition(
-    monkeypatch, p_values, effect, n
-):
+def test_corrections_and_power_are_exact(monkeypatch, p_values, effect, n):
     # It collects garbage at each call, which takes 0.1 s where torch is loaded.
     monkeypatch.setattr("gc.collect", lambda: 0)
     for ours, method in ((holm, "holm"), (false_discovery, "fdr_bh")):

@@ -123,9 +123,7 @@ def test_the_runs_and_arms_of_panels_exist():
             assert {name for group in panel.runs for name in group.split()} <= targets.keys()
 
 
-def test_the_command_writes_each_kind_and_a_row_for_each_mark(
-    every_blessed, found, tmp_path, monkeypatch
-):
+def test_the_command_writes_each_kind(every_blessed, found, tmp_path, monkeypatch):
     monkeypatch.setattr("figures.__main__.blessed_checks", lambda expected: every_blessed)
     line = ["paper", "figure15", "--blessed", "--expected", str(EXPECTED), "figure11"]
     assert main([*line, "--out", str(tmp_path / "a")]) == 0

@@ -73,9 +73,7 @@ def _tokenizer(chat_template, *, bos):
         ("<|bos|> {{ messages[0].content }} <|bos|> <|bos|> assistant", True, "paper", 3),
     ],
 )
-def test_a_prompt_begins_with_the_beginning_token_once_or_never(
-    chat_template, bos, template, expected
-):
+def test_the_beginning_token_is_written_once(chat_template, bos, template, expected):
     token_ids = render(PROBLEM, template, _tokenizer(chat_template, bos=bos))
     assert token_ids.count(0) == expected
     assert token_ids[:2].count(0) == (token_ids[0] == 0) == bool(expected)

@@ -65,9 +65,7 @@ def test_a_base_of_the_hub_is_named_and_loaded_by_the_commit_that_was_read(tmp_p
     assert main([*asked, *greedy]) == 0
 
 
-def test_an_adapter_of_a_gguf_file_names_the_file_and_has_its_tokenizer(
-    tmp_path, monkeypatch, capsys
-):
+def test_an_adapter_of_a_gguf_file_names_the_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     pin = f"{PINNED_BYTES}{'ab' * 32}"
@@ -96,9 +94,7 @@ def test_an_adapter_of_a_gguf_file_names_the_file_and_has_its_tokenizer(
 @pytest.mark.parametrize(
     ("weight_format", "origin"), [("bf16", True), ("bf16", False), ("nvfp4", True)]
 )
-def test_an_adapter_loads_here_as_it_was_trained_and_anothers_on_16_bit_weights(
-    weight_format, origin, run_of, tmp_path
-):
+def test_an_adapter_loads_as_it_was_trained(weight_format, origin, run_of, tmp_path):
     policy = trained_policy(weight_format)
     shutil.copytree(run_of(weight_format) / "adapter", tmp_path / "a")
     if not origin:  # as another program writes it
@@ -122,9 +118,7 @@ def test_every_kind_of_export_is_compared_and_says_so(kind, named, run_of, tmp_p
 
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "nf4"])
-def test_an_adapter_on_a_quantised_folder_is_the_policy_that_was_trained(
-    weight_format, run_of, tmp_path, capsys
-):
+def test_an_adapter_is_exported_for_codes(weight_format, run_of, tmp_path, capsys):
     package = READERS[weight_format].replace("-", "_")
     pytest.importorskip(package, reason="peft reads the base by it")
     base, out = tmp_path / "base", tmp_path / "out"
@@ -213,9 +207,7 @@ def test_an_adapter_that_training_left_at_nothing_has_nothing_to_merge(run_of, t
         ("bf16", 3, PlantedRounding(format="nvfp4", factor=2.0), "another order and rounding"),
     ],
 )
-def test_an_adapter_on_channels_of_another_order_is_itself_again_and_leaves_merged_alone(
-    weight_format, order, rounding, word, tmp_path, capsys
-):
+def test_permuted_channels_leave_merged(weight_format, order, rounding, word, tmp_path, capsys):
     policy = trained_policy(weight_format, order=order, rounding=rounding)
     keep_policy(policy, tmp_path / "run")
     rows = probes_of(policy)

@@ -28,9 +28,7 @@ def test_a_checkpoint_is_quantised_and_read_back(weight_format, tmp_path, capsys
     assert "mean KL" in printed
 
 
-def test_without_its_reader_the_folder_is_read_back_here_and_is_no_source_of_another(
-    tmp_path, capsys, monkeypatch
-):
+def test_codes_are_read_back_here_and_are_no_source(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(quantising.READERS, "nvfp4", "no-such-package")
     assert main(["quantize", "tiny", str(tmp_path / "one")]) == 0
     assert "pip install no-such-package" in capsys.readouterr().out

@@ -83,9 +83,7 @@ def test_a_point_of_several_gpus_is_compared_with_one_of_as_many_rows_on_each_or
     assert [p.rows for p in four] == [512, 512, 128]
 
 
-def test_two_ranks_measure_alone_and_together_and_the_record_is_judged(
-    tmp_path, monkeypatch, warm_workers
-):
+def test_two_ranks_are_measured_and_judged(tmp_path, monkeypatch, warm_workers):
     del warm_workers
     body = planted("scaling_rank", RANK, tmp_path, monkeypatch).body
     (run,) = plan(TARGET, Tier.SYSTEMS)

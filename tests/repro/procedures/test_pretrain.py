@@ -53,9 +53,7 @@ def small(tmp_path_factory):
         yield measured, folder / "policy"
 
 
-def test_a_run_leaves_a_checkpoint_that_loads_and_a_record_of_what_its_target_reports(
-    small, tmp_path
-):
+def test_a_run_leaves_a_checkpoint_and_its_record(small, tmp_path):
     measured, folder = small
     stored = load_file(folder / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}

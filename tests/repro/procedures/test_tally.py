@@ -49,9 +49,7 @@ def test_a_stopped_run_has_the_receipts_of_an_uninterrupted_one(tmp_path, monkey
         ("train_problems", b"", b""),
     ],
 )
-def test_a_run_goes_on_with_the_same_files_and_problems_alone(
-    tmp_path, monkeypatch, name, old, new
-):
+def test_a_run_goes_on_with_the_same_files(tmp_path, monkeypatch, name, old, new):
     checkpoint = tmp_path / "policy"
     shutil.copytree(TINY_FOLDER, checkpoint)
     scale = dataclasses.replace(SCALE, checkpoint=str(checkpoint), test_sets=())

@@ -188,9 +188,7 @@ def only_folder(tmp_path):
     return folder
 
 
-def test_regress_keeps_its_records_and_writes_its_files_beside_them(
-    tmp_path, expected, gpu, monkeypatch, capsys
-):
+def test_regress_keeps_its_records(tmp_path, expected, gpu, monkeypatch, capsys):
     monkeypatch.setenv(command.SUMMARY_VARIABLE, str(tmp_path / "summary.md"))
     assert main(["regress", "table3", "--expected", str(expected)]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -206,9 +204,7 @@ def test_regress_keeps_its_records_and_writes_its_files_beside_them(
     assert f"regressed: table3 nvfp4_lora {STEP}" in capsys.readouterr().out
 
 
-def test_a_card_on_which_nothing_is_blessed_is_measured_and_named_its_command(
-    tmp_path, expected, gpu, capsys
-):
+def test_a_card_without_a_baseline_is_measured(tmp_path, expected, gpu, capsys):
     shutil.rmtree(expected / "records" / "systems")
     where = ["--expected", str(expected)]
     assert main(["regress", "table3", *where]) == 2

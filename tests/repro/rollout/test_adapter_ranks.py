@@ -31,9 +31,7 @@ def together(modules, x):
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize(("weight_format", "rank"), CASES)
-def test_a_rank_interpreted_gives_what_the_modules_give(
-    weight_format, rank, make_policy, monkeypatch
-):
+def test_an_interpreted_rank_equals_the_modules(weight_format, rank, make_policy, monkeypatch):
     policy = make_policy("qwen2", weight_format, rank, seed=3)
     qkv = modules_of(policy, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     gate_up = modules_of(policy, "mlp.gate_proj", "mlp.up_proj")

@@ -35,9 +35,7 @@ WAYS = {
 
 @needs_interpreter
 @pytest.mark.parametrize("architecture", WAYS)
-def test_kernels_interpreted_draw_the_same_tokens_as_plain_torch(
-    architecture, make_policy, monkeypatch
-):
+def test_interpreted_kernels_draw_the_tokens_of_torch(architecture, make_policy, monkeypatch):
     policy = make_policy(architecture, "nvfp4")
     temperature, prompts, limits = WAYS[architecture]
     sampling = SamplingConfig(temperature=temperature, max_new_tokens=9)

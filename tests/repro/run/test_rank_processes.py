@@ -209,9 +209,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(alone, w
     [("kill", 1, 1), ("kill", 0, 2), ("kill", 1, 4), ("put", 0, 2),
      *(("any moment", n % 2, 75 * n) for n in range(20))],
 )  # fmt: skip
-def test_whenever_a_rank_is_killed_the_run_ends_in_ten_seconds_and_goes_on_the_same(
-    alone, with_fault, tmp_path, fault, rank, at
-):
+def test_a_run_goes_on_whenever_a_rank_is_killed(alone, with_fault, tmp_path, fault, rank, at):
     # `put`: while it writes its second checkpoint; `any moment`: so many ms from the first pass.
     run = run_of(steps=8)
     with pytest.raises(EndedError, match=rf"rank {rank} .*SIGKILL"):
@@ -288,9 +286,7 @@ def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch):
      # The other waits in the middle of a pass: nothing can begin again.
      ("bf16_full", "memory", "rank 1 .*OutOfMemoryError: planted")],
 )  # fmt: skip
-def test_what_is_wrong_on_one_rank_is_named_and_nothing_is_written(
-    with_fault, tmp_path, arm, fault, sentence
-):
+def test_a_fault_of_one_rank_is_named(with_fault, tmp_path, arm, fault, sentence):
     run = run_of(arm, every=2 if fault == "disk" else 4)
     with pytest.raises(EndedError, match=sentence) as caught:
         with_fault(run, fault, rank=int(fault != "disk"), at=2)
@@ -357,9 +353,7 @@ def test_memory_that_runs_out_on_one_rank_changes_no_result(alone, with_fault):
      ({"arm": "bf16_full", "updates_per_rollout": 2, "beta": 0.05}, 3)],
     ids=["noise that both see", "one rank", "DAPO, two updates", "GSPO, bf16", "full training, KL"],
 )  # fmt: skip
-def test_a_run_stopped_on_two_ranks_goes_on_with_others(
-    alone, with_fault, tmp_path, changes, ranks
-):
+def test_a_stopped_run_goes_on_with_other_ranks(alone, with_fault, tmp_path, changes, ranks):
     run = run_of(steps=8, **changes)
     with pytest.raises(Stopped):
         with_fault(run, stop=lambda: any(tmp_path.rglob("step-*2")))
@@ -372,9 +366,7 @@ def test_a_run_stopped_on_two_ranks_goes_on_with_others(
 
 
 @pytest.mark.nightly
-def test_the_queue_takes_a_run_up_again_whose_rank_was_killed(
-    alone, tmp_path, monkeypatch, warm_workers
-):
+def test_the_queue_starts_a_killed_run_again(alone, tmp_path, monkeypatch, warm_workers):
     body = planted("rank_faults", FAULTS, tmp_path, monkeypatch).body
     for name, value in (("FAULT", "kill"), ("FAULTY", "0"), ("AT", "3")):
         monkeypatch.setenv(name, value)
@@ -459,9 +451,7 @@ def two_hosts():
 
 
 @pytest.mark.nightly
-def test_where_the_network_loses_all_the_first_host_names_the_rank_it_waits_for(
-    tmp_path, two_hosts, monkeypatch
-):
+def test_a_lost_network_names_the_missing_rank(tmp_path, two_hosts, monkeypatch):
     hosts, lose = two_hosts
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "wire")
     meet = "--rdzv-backend=c10d --rdzv-endpoint=10.77.0.1:29400 --nnodes=2 --nproc-per-node=1"

@@ -63,9 +63,7 @@ def test_a_node_that_is_killed_loses_no_run_and_repeats_none(cluster, tmp_path, 
     assert steps == [list(range(1, 9))] * 3
 
 
-def test_a_folder_that_a_host_does_not_see_is_named_before_anything_runs(
-    cluster, tmp_path, monkeypatch
-):
+def test_a_folder_that_is_not_shared_is_refused(cluster, tmp_path, monkeypatch):
     unseen = False, {"place": "node-b"}
     monkeypatch.setattr("repro.run.several_ranks.ray_pool._seen", lambda file: unseen)
     with pytest.raises(ValueError, match=r"--runs .*hosts"):

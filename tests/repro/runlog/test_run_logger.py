@@ -67,9 +67,7 @@ def notebook(monkeypatch):
     return Notebook.logged
 
 
-def test_a_run_leaves_a_line_a_step_equal_to_its_record_and_completions_change_no_number(
-    tmp_path, monkeypatch
-):
+def test_a_run_leaves_its_steps_and_completions(tmp_path, monkeypatch):
     from pyarrow import parquet
 
     run = small_of(TARGET, "nvfp4_lora_aqn")
@@ -140,9 +138,7 @@ def test_tensorboard_gets_every_number_of_every_step(tmp_path):
     assert scalars == [(1, 0.25), (2, 0.5)]
 
 
-def test_wandb_is_opened_by_its_own_library_and_a_failure_at_its_end_is_a_warning(
-    tmp_path, monkeypatch
-):
+def test_wandb_is_opened_and_its_failure_is_a_warning(tmp_path, monkeypatch):
     library = mock.Mock()
     library.init.return_value.finish.side_effect = RuntimeError("the network is gone")
     monkeypatch.setitem(sys.modules, "wandb", library)
@@ -167,9 +163,7 @@ def test_wandb_is_opened_by_its_own_library_and_a_failure_at_its_end_is_a_warnin
         (["--log", ","], "--log "),
     ],
 )
-def test_a_tracker_that_cannot_be_used_is_a_sentence_before_anything_starts(
-    flags, sentence, tmp_path, capsys, monkeypatch
-):
+def test_a_bad_tracker_is_refused(flags, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(TRACKERS, "no_such_package", Notebook)
     line = ["run", "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs"), *flags]
     assert main(line) == 2

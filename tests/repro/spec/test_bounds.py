@@ -99,9 +99,7 @@ def planned(name, value, way, folder):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("name", "value", "needed"), REFUSED)
-def test_a_setting_out_of_range_is_refused_in_one_sentence_however_it_comes(
-    name, value, needed, way, tmp_path
-):
+def test_a_setting_out_of_range_is_refused(name, value, needed, way, tmp_path):
     with pytest.raises(ValueError, match=name.rpartition(".")[2]) as caught:
         planned(name, value, way, tmp_path)
     assert needed in str(caught.value)
