@@ -40,6 +40,8 @@ REFUSED = [
     ("format_reward", -0.2, "0 or more"),
     ("checkpoint_every", 0, "1 or more"),
     ("max_prompt_tokens", -1, "1 or more"),
+    ("max_prompt_tokens", 2**31, "at most 1e+08"),
+    ("prompts_per_rollout", 2**31, "at most 1e+09"),
     ("compute_dtype", "float8", "float32, bfloat16, float16"),
     ("permuted", 1, "true or false"),
     ("rollout.temperature", 0, "above 0"),
