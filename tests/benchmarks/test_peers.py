@@ -193,9 +193,7 @@ def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(folder, tmp_p
     assert len(ran) == 4
 
 
-def test_the_trainers_own_steps_are_timed_on_the_same_questions_as_a_peers(
-    folder, data, tmp_path, monkeypatch
-):
+def test_own_steps_are_timed_on_a_peers_questions(folder, data, tmp_path, monkeypatch):
     request = {"folder": str(folder), "ignore_end": False, "seed": 0, "prompts": 2, "steps": 5}
     files = workloads.write_questions(request, str(data), tmp_path)
     lines = Path(files["questions"]).read_text(encoding="utf-8").splitlines()

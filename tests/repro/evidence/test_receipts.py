@@ -133,9 +133,7 @@ def test_a_metric_that_cannot_be_or_does_not_follow_is_no_evidence(name, unit, v
         (Tier.SYSTEMS, "memory_budgets", "prediction_error_7b_10gb"),
     ],
 )
-def test_a_stored_metric_that_its_tallies_or_repeats_do_not_give_is_no_evidence(
-    tier, target, metric
-):
+def test_a_metric_that_its_tallies_do_not_give_is_refused(tier, target, metric):
     record = next(item for item in blessed_records(expected_folder(None), tier, target) if item.ok)
     assert violations(record) == []
     stated = record.metrics[metric]

@@ -95,9 +95,7 @@ def test_a_record_that_could_not_be_read_is_not_written(run, made_up_record, tmp
     assert not list(tmp_path.rglob("seed-*"))
 
 
-def test_a_record_of_another_configuration_is_named_with_the_difference(
-    run, made_up_record, tmp_path
-):
+def test_another_configuration_is_named_by_its_difference(run, made_up_record, tmp_path):
     other = dataclasses.replace(run, scale=dataclasses.replace(run.scale, steps=29))
     made_up_record(other).write(tmp_path)
     with pytest.raises(RecordError, match=r"scale\.steps is 29, needed 30"):
@@ -142,9 +140,7 @@ def resealed(path, changed):
         ),
     ],
 )
-def test_a_record_that_was_edited_or_sealed_by_others_is_refused_by_the_field_out_of_form(
-    sealed, values, words, run, made_up_record, tmp_path
-):
+def test_an_edited_record_is_refused(sealed, values, words, run, made_up_record, tmp_path):
     path = made_up_record(run).write(tmp_path)
     if sealed:
         resealed(path, values)
@@ -185,9 +181,7 @@ def test_what_is_no_file_keeps_nobody_waiting(make, tmp_path):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_numbers_that_are_not_finite_become_null_and_are_left_out_of_means_over_steps(
-    value, run, made_up_record, tmp_path
-):
+def test_numbers_that_are_not_finite_become_null(value, run, made_up_record, tmp_path):
     record = made_up_record(run)
     metrics = {**record.metrics, "peak_bytes": Estimate(value=value, unit="bytes")}
     series = {**record.series, "loss": [1.0, value, 2.0]}

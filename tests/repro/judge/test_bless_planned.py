@@ -56,9 +56,7 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(tmp_path, expected, p
     assert checked.sound
 
 
-def test_seeds_that_there_are_can_be_kept_before_the_rest_is_run(
-    tmp_path, expected, planned_record
-):
+def test_seeds_can_be_kept_before_the_rest_is_run(tmp_path, expected, planned_record):
     runs, rest = tmp_path / "runs", tmp_path / "rest"
     write("study", runs, planned_record)
     whole = len(list((runs / "mini" / "study").glob("*/seed-*.json")))
@@ -103,9 +101,7 @@ def of_schedules(expected):
     return [one for one in every if one.plan["target"] == "study_schedules"]
 
 
-def test_the_plans_of_the_figures_that_read_a_table_are_kept_with_its_records(
-    tmp_path, expected, planned_record
-):
+def test_plans_of_figures_are_kept_with_their_table(tmp_path, expected, planned_record):
     (selection,) = select(["study"], tier="mini")
     write_plans(selection.plan(), tmp_path / "runs")
     write("study", tmp_path / "runs", planned_record)
@@ -149,9 +145,7 @@ def test_a_plan_that_was_edited_is_refused(tmp_path, expected, planned_record):
 
 
 @pytest.mark.parametrize("digest", [source_of("0" * 40), "0" * 64, None])
-def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
-    digest, tmp_path, expected, planned_record, monkeypatch
-):
+def test_a_copy_without_git_is_clean(digest, tmp_path, expected, planned_record, monkeypatch):
     monkeypatch.setattr(origins, "_committed", lambda commit: digest)
     write("study_rates", tmp_path, lambda run: at_commit(planned_record(run), dirty=None))
     if digest == source_of("0" * 40):

@@ -23,9 +23,7 @@ def line(tmp_path, monkeypatch):
     return ["bless", "--device", *where]
 
 
-def test_what_is_recorded_is_blessed_under_the_cards_name_and_the_rest_left_out(
-    tmp_path, line, capsys
-):
+def test_what_is_recorded_is_blessed_under_the_cards_name(tmp_path, line, capsys):
     assert main([*line, "--tier", "systems"]) == 0
     said = capsys.readouterr().out.splitlines()
     folder = tmp_path / "expected" / "records" / "systems" / "nvidia_h100_80gb_hbm3"
@@ -36,9 +34,7 @@ def test_what_is_recorded_is_blessed_under_the_cards_name_and_the_rest_left_out(
     assert main(["compare", "blessed", str(tmp_path / "runs"), *where]) == 0
 
 
-def test_records_of_another_card_than_this_machines_are_left_out(
-    tmp_path, line, capsys, monkeypatch
-):
+def test_records_of_another_card_are_left_out(tmp_path, line, capsys, monkeypatch):
     gpu = {"gpu": [{"name": "NVIDIA H200"}]}
     monkeypatch.setattr(bless_command, "capture_environment", lambda: gpu)
     assert main([*line, "table3"]) == 2

@@ -61,9 +61,7 @@ def test_a_bundle_is_judged_as_the_runs_are(packed, tmp_path, capsys):
     assert "4 records" in said
 
 
-def test_blessed_records_of_an_h100_are_packed_small_and_judged_the_same_elsewhere(
-    tmp_path, monkeypatch, capsys
-):
+def test_blessed_records_are_packed_and_judged_the_same(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     name, file = ["table1_coder_0_5b", "--tier", "mini"], Path("theirs.jsonl.xz")
     stored = Blessed(EXPECTED, "mini", "nvidia_h100_80gb_hbm3")

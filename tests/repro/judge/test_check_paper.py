@@ -32,9 +32,7 @@ def write_accuracies(make, runs, name, arm, values):
         ("table1", [85.0, 91.0, 95.0, 88.0, 92.0], "inconclusive"),
     ],
 )
-def test_the_printed_value_is_reproduced_contradicted_or_undecided(
-    name, values, status, made_up_record, tmp_path
-):
+def test_a_printed_value_is_judged(name, values, status, made_up_record, tmp_path):
     write_accuracies(made_up_record, tmp_path, name, "nvfp4_lora_aqn", values)
     outcome = checked(tmp_path, name)
     verdict = next(v for v in outcome.verdicts if v.name == "nvfp4_lora_aqn.accuracy")

@@ -57,9 +57,7 @@ def longer(record):
         (with_facts(linears={"bf16": 21}), "no projection was nvfp4"),
     ],
 )
-def test_an_arm_whose_records_are_no_evidence_is_refused_and_its_claims_not_run(
-    change, words, table1_records, tmp_path
-):
+def test_an_arm_without_evidence_is_refused(change, words, table1_records, tmp_path):
     table1_records(tmp_path, on_arm("nvfp4_lora", change))
     outcome = checked(tmp_path)
     assert {path.parent.name for path, _ in outcome.evidence.refused} == {"nvfp4_lora"}
@@ -115,9 +113,7 @@ CONTROL = "bf16_lora_random_reward"
     ("arm", "points", "own"),
     [("bf16_lora", 0.0, set()), (CONTROL, 40, {f"{CONTROL}_does_not_gain"})],
 )
-def test_training_that_teaches_nothing_and_a_control_that_gains_are_contradicted(
-    arm, points, own, table1_records, tmp_path
-):
+def test_training_that_teaches_nothing_is_contradicted(arm, points, own, table1_records, tmp_path):
     def gains(record):
         return with_gain(record, points + (record.seed - 2) / 3)
 
@@ -156,9 +152,7 @@ def test_a_planned_seed_without_a_record_is_a_failed_one(table1_records, tmp_pat
 
 
 @pytest.mark.parametrize(("seeds", "status"), [(2, "inconclusive"), (3, "reproduced")])
-def test_the_smoke_tier_is_decided_on_its_three_seeds_and_says_nothing_of_the_papers_claims(
-    table1_records, tmp_path, seeds, status
-):
+def test_the_smoke_tier_is_decided_on_its_three_seeds(table1_records, tmp_path, seeds, status):
     table1_records(tmp_path, seeds=seeds)
     outcome = checked(tmp_path)
     assert {v.status for v in outcome.verdicts if v.name.endswith("_gains")} == {status}

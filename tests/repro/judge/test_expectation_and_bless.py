@@ -47,9 +47,7 @@ def test_records_are_as_before_beside_themselves_blessed(table1_records, tmp_pat
     assert stored.as_before is None
 
 
-def test_a_result_that_is_not_as_before_is_worse_unless_it_is_better(
-    table1_records, tmp_path, expected
-):
+def test_a_result_that_is_not_as_before_is_worse(table1_records, tmp_path, expected):
     table1_records(tmp_path / "runs")
     blessed(tmp_path / "runs", expected)
 
@@ -87,9 +85,7 @@ def same(record):
         (same, 5, Tier.SYSTEMS, "needs one"),
     ],
 )
-def test_records_that_do_not_deserve_it_are_not_blessed(
-    spoil, seeds, tier, words, table1_records, tmp_path, expected
-):
+def test_bad_records_are_not_blessed(spoil, seeds, tier, words, table1_records, tmp_path, expected):
     table1_records(tmp_path / "runs", spoil, seeds)
     with pytest.raises(BlessError, match=words):
         blessed(tmp_path / "runs", expected, tier)

@@ -61,9 +61,7 @@ def checked(records, folder, expected=None):
     return check_selection(SELECTION, folder, expected or expected_folder(None))
 
 
-def test_claims_and_bars_on_a_point_that_does_not_fit_are_not_run_and_cost_nothing(
-    records, tmp_path
-):
+def test_claims_on_a_point_that_does_not_fit_are_not_run(records, tmp_path):
     by_name = {verdict.name: verdict for verdict in checked(on_h200(records), tmp_path).verdicts}
     for name in ("faster_32b_256", "bf16_lora.tokens_per_second_32b_256"):
         verdict = by_name[name]

@@ -60,9 +60,7 @@ def test_a_seed_whose_arms_ran_on_different_devices_is_not_compared(tmp_path, ex
     assert checked.faulty
 
 
-def test_another_template_of_the_checkpoint_is_refused_between_arms_and_between_seeds(
-    tmp_path, expected
-):
+def test_another_template_of_the_checkpoint_is_refused(tmp_path, expected):
     def with_files(digest, arm=""):
         def changed(record):
             own = digest if arm in ("", record.arm) else "a"

@@ -121,9 +121,7 @@ def test_retries_of_the_run_and_its_peak_stand_beside_both_states(driver, memory
 
 
 @pytest.mark.parametrize(("reserved", "beside"), [(60, 1), (0, 30)])
-def test_memory_in_use_is_told_with_the_processes_on_the_card(
-    driver, memory, monkeypatch, reserved, beside
-):
+def test_memory_in_use_is_told_with_its_processes(driver, memory, monkeypatch, reserved, beside):
     driver(pids=("own", "4711"))
     monkeypatch.setattr(states, "_PATIENCE_SECONDS", 0.0)
     memory.reserved, memory.beside = reserved * GIB, beside * GIB

@@ -87,9 +87,7 @@ def rates(runs, arm):
     ]
 
 
-def test_an_arm_after_one_that_ran_out_of_memory_measures_what_it_measures_alone(
-    tmp_path, runs, fake
-):
+def test_an_arm_after_one_without_memory_measures_the_same(tmp_path, runs, fake):
     alone = tmp_path / "alone"
     alone.mkdir()
     go(alone, fake, [SECOND])
@@ -105,9 +103,7 @@ def test_an_arm_after_one_that_ran_out_of_memory_measures_what_it_measures_alone
     assert "OutOfMemoryError" in failed[0].outcome["reason"]
 
 
-def test_a_stopped_table_keeps_its_recorded_arm_and_measures_the_other_from_its_beginning(
-    runs, fake
-):
+def test_a_stopped_table_keeps_its_recorded_arm(runs, fake):
     (runs / f"stops-{SECOND}").touch()
     printed = io.StringIO()
     outcome = go(runs, fake, target=find("table6"), printed=printed)
@@ -130,9 +126,7 @@ def test_a_stopped_table_keeps_its_recorded_arm_and_measures_the_other_from_its_
         ("paper", "train", None, "expandable_segments:True"),
     ],
 )
-def test_the_allocator_of_measured_and_published_steps_is_set_before_torch_is_there(
-    tier, procedure, given, seen, tmp_path, monkeypatch
-):
+def test_the_allocator_is_set_before_torch(tier, procedure, given, seen, tmp_path, monkeypatch):
     text = (
         "import json, os, sys\n"
         "def carry_out(runs, folder, records, *how):\n"

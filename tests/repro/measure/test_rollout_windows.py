@@ -77,9 +77,7 @@ def test_a_whole_rollout_shows_what_the_windows_gain(monkeypatch):
     assert repeat.metrics["tokens_per_second_whole_7b_2"].value == pytest.approx(128 / 2.06)
 
 
-def test_a_scale_with_windows_gives_every_seed_its_cells_and_seed_0_the_comparison(
-    loaded, tmp_path
-):
+def test_a_scale_with_windows_gives_every_seed_its_cells(loaded, tmp_path):
     scale = ThroughputScale(points=(POINT,), whole=(("nvfp4_lora", "7b", 2),))
     results = throughput.measure_seeds(runs_of(scale), context_of(tmp_path))
     for measured in results:

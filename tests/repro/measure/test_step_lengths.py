@@ -70,9 +70,7 @@ def completion_lengths(monkeypatch):
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_each_row_of_a_timed_step_ends_at_its_own_limit_new_in_every_step_and_alike_for_arms(
-    fresh_policy, pool, monkeypatch
-):
+def test_each_row_of_a_timed_step_ends_at_its_own_limit(fresh_policy, pool, monkeypatch):
     seen = completion_lengths(monkeypatch)
     for arm, point in ((NVFP4, SPREAD), (BF16, SPREAD), (NVFP4, EQUAL)):
         t, state, engine = prepared(fresh_policy(), pool, point, arm)
@@ -88,9 +86,7 @@ def test_each_row_of_a_timed_step_ends_at_its_own_limit_new_in_every_step_and_al
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_warm_up_meets_every_width_of_spread_rows_and_samples_few_tokens_of_others(
-    policy, pool, monkeypatch
-):
+def test_a_warm_up_meets_every_width_of_spread_rows(policy, pool, monkeypatch):
     seen = completion_lengths(monkeypatch)
     for point in (SPREAD, EQUAL):
         t, state, _ = prepared(policy, pool, point)

@@ -45,9 +45,7 @@ def test_a_step_samples_grades_and_moves_every_trained_tensor(policy, pool):
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_every_row_of_a_measured_step_gives_a_gradient_and_one_pass_is_made(
-    policy, pool, passes, monkeypatch
-):
+def test_every_row_of_a_measured_step_gives_a_gradient(policy, pool, passes, monkeypatch):
     monkeypatch.setattr(learner_module, "evaluate_rows", None)
     t, state, _ = prepared(policy, pool, POINT)
     timed_step(t, state)

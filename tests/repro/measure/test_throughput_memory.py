@@ -67,9 +67,7 @@ def test_a_batch_that_runs_out_in_a_later_seed_keeps_none_of_its_times(loaded, e
     assert not any("tokens_per_second_p_3" in measured.metrics for measured in results)
 
 
-def test_an_engine_that_does_not_fit_is_tried_with_the_next_smaller_batch(
-    loaded, monkeypatch, tmp_path
-):
+def test_an_engine_that_does_not_fit_is_tried_smaller(loaded, monkeypatch, tmp_path):
     slots: list[int] = []
     engine = throughput.Engine
 

@@ -117,9 +117,7 @@ def served_elsewhere(policy, point, batches, **options):
     return SimpleNamespace(policy=policy, receipt=receipt, sample=sample, close=lambda: None)
 
 
-def test_an_arm_in_vllm_is_timed_by_the_same_clock_and_its_records_count(
-    loaded, tmp_path, monkeypatch
-):
+def test_an_arm_in_vllm_is_timed_by_the_same_clock(loaded, tmp_path, monkeypatch):
     monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
     monkeypatch.setattr(throughput, "VllmEngine", served_elsewhere)
     scale = ThroughputScale(points=(LONG,), vllm=(NVFP4_LORA.name,))

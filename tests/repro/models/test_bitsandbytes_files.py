@@ -128,9 +128,7 @@ def test_damaged_and_other_files_are_refused_by_name(qwen2, tmp_path, spoil, wor
         ({"bnb_4bit_use_double_quant": True}, "bnb_4bit_use_double_quant is True"),
     ],
 )
-def test_another_kind_of_bitsandbytes_checkpoint_is_refused_by_field(
-    qwen2, tmp_path, change, words
-):
+def test_another_kind_of_checkpoint_is_refused_by_field(qwen2, tmp_path, change, words):
     shutil.copytree(qwen2, tmp_path / "other")
     edit_config(tmp_path / "other", lambda config: config["quantization_config"].update(change))
     with pytest.raises(CheckpointError, match=words):

@@ -113,9 +113,7 @@ def test_checkpoint_written_here_loads_in_transformers_with_the_same_logits(quan
     assert torch.equal(ours.model(input_ids=token_ids).logits, logits)
 
 
-def test_what_compressed_tensors_writes_is_what_is_written_here_and_is_read_bit_equal(
-    folder, quantized, tmp_path
-):
+def test_files_of_compressed_tensors_are_bit_equal(folder, quantized, tmp_path):
     write_by_compressed_tensors(folder, tmp_path / "theirs")
     stored = load_file(tmp_path / "theirs" / "model.safetensors")
     own = load_file(quantized / "model.safetensors")
@@ -245,9 +243,7 @@ GLOBAL = "model.layers.1.mlp.up_proj.weight_global_scale"
         (lambda t: t[GLOBAL].neg_(), "or a negative scale"),
     ],
 )
-def test_a_broken_checkpoint_names_file_and_tensor(
-    make_checkpoint, stored, tmp_path, change, message
-):
+def test_a_broken_checkpoint_names_its_fault(make_checkpoint, stored, tmp_path, change, message):
     dense = message.startswith((f"{DENSE} ", "layers.2.x", "q_proj"))
     folder = tmp_path / "broken"
     shutil.copytree(make_checkpoint("qwen2") if dense else stored, folder)

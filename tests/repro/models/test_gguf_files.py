@@ -185,9 +185,7 @@ def refused(path):
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("turn", [0, 5])
-def test_logits_are_those_of_the_model_that_the_tensors_came_from(
-    tmp_path, architecture, tied, turn
-):
+def test_logits_are_those_of_the_tensors_model(tmp_path, architecture, tied, turn):
     types = (*TYPES[turn:], *TYPES[:turn])
     model, tensors = tensors_of(architecture, tied=tied, types=types)
     path = write(tmp_path / "model.gguf", architecture, tensors)
@@ -404,9 +402,7 @@ def test_a_file_cut_short_and_one_without_the_library_are_refused(llama, monkeyp
     assert "qerl-repro[gguf]" in refused(path)
 
 
-def test_a_file_pinned_by_its_bytes_is_found_wherever_it_lay_and_no_other_is_taken(
-    llama, tmp_path, monkeypatch
-):
+def test_a_file_pinned_by_its_bytes_is_found_wherever_it_lay(llama, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     path = llama()

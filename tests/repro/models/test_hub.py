@@ -235,9 +235,7 @@ def test_public_sets_fail_with_the_same_causes(kind, hub):
         ["dose", "--model", "owner/other"],
     ],
 )
-def test_every_command_refuses_another_architecture_before_its_weights(
-    line, hub, tmp_path, monkeypatch, capsys
-):
+def test_every_command_refuses_another_architecture(line, hub, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*line, "--revision", COMMITS[0], "--device", "cpu"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]

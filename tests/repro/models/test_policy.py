@@ -28,9 +28,7 @@ def test_bf16_policy_has_the_logits_of_transformers_in_its_dtype(
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_a_quantised_policy_has_the_weights_of_its_checkpoint_in_the_format(
-    folder, tmp_path, weight_format
-):
+def test_a_quantised_policy_has_its_checkpoints_weights(folder, tmp_path, weight_format):
     # Which transformers reads as it is read here (test_checkpoint, test_bitsandbytes_files).
     stored = write_quantized(folder, tmp_path / "stored", weight_format).folder
     require_same_weights(load(folder, weight_format), load(stored, weight_format))
@@ -49,9 +47,7 @@ def test_facts_say_what_was_done(folder):
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", *FORMATS])
-def test_adapters_and_trained_norms_are_float32_masters_that_receive_gradients(
-    folder, token_ids, weight_format
-):
+def test_adapters_and_trained_norms_are_float32_masters(folder, token_ids, weight_format):
     policy = load(folder, weight_format, "lora", norms_trained=True, compute_dtype="bfloat16")
     parameters = trainable_parameters(policy)
     norms = [parameter for name, parameter in parameters.items() if "layernorm" in name]

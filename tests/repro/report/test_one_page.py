@@ -135,9 +135,7 @@ def seen(page, width, fragment="", *, dark=False):
 
 
 @pytest.mark.parametrize("width", [500, 1280])
-def test_in_a_browser_every_row_is_seen_and_nothing_is_wider_than_the_window(
-    page, every_blessed, width
-):
+def test_a_browser_shows_every_row_within_its_window(page, every_blessed, width):
     wide, window, rows, light, lines, _ = seen(page, width)
     assert int(wide) <= int(window)
     assert int(rows) == sum(bool(row.device) for row in statements(every_blessed, EXPECTED))

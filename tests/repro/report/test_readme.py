@@ -130,9 +130,7 @@ def test_a_row_names_the_models_of_its_statements(every_blessed):
         assert all("this project's" in row.kernels for row in decided)
 
 
-def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_was(
-    checks_of, blessed_of
-):
+def test_what_no_real_model_was_asked_says_so(checks_of, blessed_of):
     for row in rows(checks_of())[5:]:
         assert row[2] == ""
         assert word(row[3]) == "not tested"

@@ -65,9 +65,7 @@ def test_refused_and_failed_records_are_named(table1_records, tmp_path):
     assert row_of(text, "NF4, untrained")[-1] == "-"
 
 
-def test_what_a_failed_run_says_is_shown_as_text_wherever_it_is_shown(
-    table1_records, tmp_path, capsys
-):
+def test_what_a_failed_run_says_is_shown_as_text(table1_records, tmp_path, capsys):
     table1_records(tmp_path)
     for seed in range(5):
         (tmp_path / f"smoke/table1/bf16_full/seed-{seed}.json").unlink()
@@ -96,9 +94,7 @@ def test_a_report_without_records_says_what_to_run(tmp_path, capsys):
         "--steps 9 --set prompt_template=boxed --set optimizer.max_grad_norm=0.5",
     ],
 )
-def test_runs_with_other_settings_are_reported_with_and_without_their_flags(
-    flags, made_up_record, tmp_path
-):
+def test_runs_with_other_settings_are_reported(flags, made_up_record, tmp_path):
     line = ["table1", "--tier", "smoke", *flags.split()]
     (selection,) = selections_of(build_parser().parse_args(["plan", *line]))
     for run in selection.plan([0], ["bf16", "nvfp4_lora_aqn"]):
@@ -123,9 +119,7 @@ def test_runs_with_other_settings_are_reported_with_and_without_their_flags(
     assert (names[0], names[-1]) == ("table1", name)
 
 
-def test_a_report_of_a_target_without_records_says_how_to_see_what_there_is(
-    made_up_record, tmp_path, capsys
-):
+def test_a_report_without_records_says_how_to_see_some(made_up_record, tmp_path, capsys):
     (selection,) = select(["table1"], tier="smoke", changes=Changes(steps=4))
     for run in selection.plan([0], ["bf16_lora"]):
         made_up_record(run).write(tmp_path)
@@ -148,9 +142,7 @@ def test_runs_whose_settings_cannot_be_read_back_are_named(table1_records, tmp_p
     ]
 
 
-def test_pictures_are_drawn_beside_the_report_and_the_papers_panels_apart(
-    made_up_record, tmp_path, monkeypatch, every_blessed
-):
+def test_pictures_are_drawn_beside_the_report(made_up_record, tmp_path, monkeypatch, every_blessed):
     monkeypatch.setattr("figures.__main__.blessed_checks", lambda expected: every_blessed)
     for run in plan(find("table1"), Tier.SMOKE, 2, ["bf16_lora", "nvfp4_lora_aqn"]):
         made_up_record(run).write(tmp_path)

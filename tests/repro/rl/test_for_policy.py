@@ -137,9 +137,7 @@ def test_a_base_is_restored_after_a_rollout_that_fails(make_policy, error):
     assert sampler.receipt()["folded"]["rollouts"] == 0
 
 
-def test_a_folded_run_learns_from_another_policy_and_resumes_to_the_bit(
-    make_policy, make_run, problems, tmp_path
-):
+def test_a_folded_run_resumes_to_the_bit(make_policy, make_run, problems, tmp_path):
     run = make_run(rollout_adapter="folded", updates_per_rollout=2)
     assert make_run().digest() == make_run(rollout_adapter="apart").digest() != run.digest()
     answers = iter([False, True, *[False] * 8])

@@ -123,9 +123,7 @@ def passed(step, ranks, index, old, tokens):
     # With a KL term no row is idle.
     [("token_mean", False, 0, False), *((name, True, 0.1, True) for name in AGGREGATIONS)],
 )
-def test_shares_of_a_gradient_add_up_to_that_of_one_process(
-    step, monkeypatch, aggregation, masked, beta, off
-):
+def test_shares_of_a_gradient_add_up(step, monkeypatch, aggregation, masked, beta, off):
     in_float64(monkeypatch)
     policy, rollout, run = step
     loss = dataclasses.replace(

@@ -99,9 +99,7 @@ def body(runs, folder, records, progress, should_stop, threads):
 @pytest.mark.usefixtures("warm_workers")
 @pytest.mark.skipif(DEVICES == 1, reason="needs two CUDA devices; found one")
 @pytest.mark.parametrize("model", ["small", "0.5B"])
-def test_two_ranks_move_a_gradient_no_further_than_twice_another_cut_does(
-    tmp_path, monkeypatch, request, model
-):
+def test_two_ranks_move_a_gradient_little(tmp_path, monkeypatch, request, model):
     (run,) = plan(find("table1_coder_0_5b"), Tier.MINI, 1, ["nvfp4_lora_aqn"])
     data = DataConfig(source="generated", train_problems=64, test_problems=4)
     scale = dataclasses.replace(run.scale, data=data, prompts_per_rollout=16, group_size=8)

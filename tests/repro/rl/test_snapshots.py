@@ -76,9 +76,7 @@ def odd_steps(snapshot):
     ("stray", "check", "why"),
     [(True, checked, "stray has SHA-256"), (False, odd_steps, "it is even")],
 )
-def test_a_refused_snapshot_is_set_aside_and_the_good_one_before_it_stays(
-    tmp_path, stray, check, why
-):
+def test_a_refused_snapshot_is_set_aside(tmp_path, stray, check, why):
     for step in (5, 10):
         write(tmp_path, step)
     if stray:
@@ -153,9 +151,7 @@ def test_a_kill_at_any_file_operation_leaves_a_good_snapshot(tmp_path):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("call", ["replace", "fsync", "mkdir"])
-def test_a_disk_that_fails_leaves_the_snapshot_of_before_and_no_other_file(
-    tmp_path, monkeypatch, code, call
-):
+def test_a_disk_that_fails_leaves_the_snapshot_of_before(tmp_path, monkeypatch, code, call):
     write(tmp_path, 1)
 
     def fail(*arguments, **named):

@@ -128,9 +128,7 @@ def short_of_memory(most):
     return head
 
 
-def test_running_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient(
-    rows, in_double, run_of, monkeypatch
-):
+def test_out_of_memory_halves_the_micro_batch(rows, in_double, run_of, monkeypatch):
     whole, unchanged = go(in_double, rows, run_of(), 1000)
     gradient = take_gradients(in_double)
     assert unchanged == 1000
@@ -141,9 +139,7 @@ def test_running_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient(
     assert largest_gap(take_gradients(in_double), gradient) < 1e-10
 
 
-def test_running_out_of_memory_in_backward_counts_no_gradient_twice(
-    rows, in_double, run_of, monkeypatch
-):
+def test_out_of_memory_counts_no_gradient_twice(rows, in_double, run_of, monkeypatch):
     go(in_double, rows, run_of(), 1000)
     whole = take_gradients(in_double)
     calls = 0

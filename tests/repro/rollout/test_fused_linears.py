@@ -97,9 +97,7 @@ def launches(monkeypatch):
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
 @pytest.mark.parametrize("part", list(PARTS))
-def test_an_adapter_rides_in_the_launch_up_to_16_rows_and_beside_it_beyond(
-    make_policy, launches, weight_format, part
-):
+def test_an_adapter_rides_in_the_launch_up_to_16_rows(make_policy, launches, weight_format, part):
     policy = make_policy("qwen2", weight_format, 16, seed=31)
     modules = modules_of(policy, *PARTS[part])
     x = torch.randn(max(ROWS), 128, generator=torch.Generator().manual_seed(0))
@@ -117,9 +115,7 @@ def test_an_adapter_rides_in_the_launch_up_to_16_rows_and_beside_it_beyond(
 
 
 @pytest.mark.parametrize("part", list(PARTS))
-def test_one_product_gives_layer_and_projection_where_the_layer_goes_dense(
-    make_policy, launches, part
-):
+def test_one_product_gives_layer_and_projection(make_policy, launches, part):
     policy = make_policy("qwen2", "nvfp4", 16, seed=35)
     modules = modules_of(policy, *PARTS[part])
     x = torch.randn(4096, 128, generator=torch.Generator().manual_seed(0))

@@ -199,9 +199,7 @@ def test_a_figure_asks_its_own_arms_of_a_table_and_no_others(tmp_path):
     assert evidence.records.keys() == {arm.name for arm in find("study_rewards").arms}
 
 
-def test_verdicts_on_settings_of_ones_own_are_exploratory_and_out_of_the_count(
-    tmp_path, planned_record
-):
+def test_verdicts_on_own_settings_are_exploratory(tmp_path, planned_record):
     arms = ["bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn"]
     for changes in (Changes(steps=12), Changes(limit=100), Changes(settings={"group_size": 4})):
         (selection,) = select(["study"], tier="mini", changes=changes)

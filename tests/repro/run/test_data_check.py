@@ -124,9 +124,7 @@ def test_plan_refuses_what_run_would(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("train", "test", "words"), [(40, 1, "training problems"), (1, 40, "test problems")]
 )
-def test_one_question_too_long_for_the_smoke_policy_is_refused_before_the_start(
-    train, test, words, tmp_path, capsys
-):
+def test_a_question_too_long_is_refused_before_the_start(train, test, words, tmp_path, capsys):
     (tmp_path / "set").mkdir()
     for split, words_of_last in (("train", train), ("test", test)):
         questions = ["Tom has 3 apples?"] * 15 + ["Tom has 3 apples " * words_of_last]

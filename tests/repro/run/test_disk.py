@@ -46,9 +46,7 @@ def test_a_file_where_the_folder_of_records_should_be_is_named(tmp_path, capsys,
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
-def test_a_disk_that_takes_nothing_is_told_before_anything_runs(
-    tmp_path, monkeypatch, capsys, code
-):
+def test_a_disk_that_takes_nothing_is_told_first(tmp_path, monkeypatch, capsys, code):
     monkeypatch.setattr(tempfile, "TemporaryFile", failing(code))
     folder = tmp_path / "runs"
     assert main([*RUN, "--runs", str(folder)]) == 2
@@ -111,9 +109,7 @@ def test_the_plan_compares_what_it_needs_with_what_is_free(tmp_path, monkeypatch
     assert f"  disk      {needed}\n" in capsys.readouterr().out
 
 
-def test_runs_that_do_not_fit_their_disk_are_refused_and_leave_nothing(
-    tmp_path, capsys, monkeypatch
-):
+def test_runs_that_do_not_fit_their_disk_are_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("repro.run.preflight.free_bytes", lambda folder: 10_000_000)
     line = ["run", "table1", "--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path / "runs")]
     assert main([*line, "--arms", "bf16_full"]) == 2

@@ -203,9 +203,7 @@ def cut_off(runs, folder, records, *more):
     return paths
 
 
-def test_a_plan_names_an_unreadable_record_and_counts_its_run_as_neither(
-    tmp_path, made_up_record, capsys
-):
+def test_a_plan_names_an_unreadable_record(tmp_path, made_up_record, capsys):
     run, _ = plan(find("table1"), Tier.SMOKE, 1, ["bf16", "nvfp4"])
     path = made_up_record(run).write(tmp_path)
     path.write_text("{")

@@ -104,9 +104,7 @@ def test_a_plan_says_how_large_a_folder_s_model_is_and_what_its_config_gets_wron
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "field rope_parameters"),
     ],
 )
-def test_a_plan_on_a_folder_whose_weights_are_not_its_configs_is_refused(
-    tmp_path, capsys, change, named
-):
+def test_weights_that_are_not_their_configs_are_refused(tmp_path, capsys, change, named):
     folder = shutil.copytree(TINY_FOLDER, tmp_path / "model")
     edit_config(folder, lambda values: values.update(change))
     assert main(["plan", "table1", "--tier", "smoke", "--model", str(folder)]) == 2
