@@ -38,10 +38,11 @@ import bisect
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from repro.models.decoder import LINEARS
 from repro.spec.arm import Arm, OptimizerName, RolloutAdapter, WeightFormat
-from repro.spec.checks import Count, Factor, check_fields, require
+from repro.spec.checks import Bound, Count, check_fields, require
 from repro.spec.config import OPENING_TOKENS, TrainScale
 from repro.spec.shapes import DecoderShape, shape_of_checkpoint
 
@@ -87,6 +88,7 @@ MOST_SLOTS = 256
 _SERVING_BYTES = 4 << 30
 # Rows at which the engine captures a step.
 GRAPH_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+_Factor = Annotated[int, Bound(least=1, most=1e9)]  # the product of two has 63 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +124,11 @@ class StepShape:
 
     shape: DecoderShape
     weight_format: WeightFormat = "nvfp4"
-    rank: Factor = 32
-    prompts: Factor = 1
-    group: Factor = 8
-    prompt_tokens: Factor = 256
-    completion_tokens: Factor = 2048
+    rank: _Factor = 32
+    prompts: _Factor = 1
+    group: _Factor = 8
+    prompt_tokens: _Factor = 256
+    completion_tokens: _Factor = 2048
     slots: Count = 8
     micro_tokens: int = 2304
     optimizer: OptimizerName = "adamw"

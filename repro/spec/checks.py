@@ -61,8 +61,6 @@ class Bound:
 Positive = Annotated[float, Bound(above=0)]
 Count = Annotated[int, Bound(least=1)]
 Natural = Annotated[int, Bound(least=0)]
-Factor = Annotated[int, Bound(least=1, most=1e9)]  # the product of two has 63 bits
-Tokens = Annotated[int, Bound(least=1, most=1e8)]  # several of them are still a factor
 _Number = TypeVar("_Number", int, float)
 
 

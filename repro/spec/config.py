@@ -18,17 +18,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from repro.spec.arm import Arm, OptimizerName
-from repro.spec.checks import (
-    Bound,
-    Checked,
-    Count,
-    Factor,
-    Natural,
-    Tokens,
-    check_fields,
-    check_value,
-    require,
-)
+from repro.spec.checks import Bound, Checked, Count, Natural, check_fields, check_value, require
 from repro.spec.settings import OMIT_AT_DEFAULT, plain_values
 
 Seeds = tuple[Natural, ...]
@@ -103,7 +93,7 @@ class SamplingConfig(Checked):
 
     temperature: Annotated[float, Bound(least=0.01, most=100, or_zero=True)] = 1.0
     top_p: Annotated[float, Bound(above=0, most=1)] = 1.0
-    max_new_tokens: Tokens = 64
+    max_new_tokens: Annotated[int, Bound(least=1, most=1e8)] = 64
 
     RETIRED: ClassVar = {"top_k": 0, "min_p": 0.0}
 
@@ -276,11 +266,11 @@ class TrainScale:
     revision: str = field(default="", metadata=OMIT_AT_DEFAULT)
     data: DataConfig
     steps: Natural
-    prompts_per_rollout: Factor
+    prompts_per_rollout: Annotated[int, Bound(least=1, most=1e9)]
     group_size: Annotated[int, Bound(least=1, most=4096)]
     updates_per_rollout: Count = 1
     micro_batch_rows: Count = 64
-    max_prompt_tokens: Tokens = 256
+    max_prompt_tokens: Annotated[int, Bound(least=1, most=1e8)] = 256
     rollout: SamplingConfig = SamplingConfig()
     optimizer: OptimizerConfig
     evaluation: EvaluationConfig = EvaluationConfig()
