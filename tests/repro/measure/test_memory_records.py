@@ -21,6 +21,8 @@ from repro.spec.tier import Tier
 from repro.targets.steps import NVFP4
 
 EXPECTED = Path(__file__).resolve().parents[3] / "expected"
+# Points of memory alone are warmed up since; earlier peaks lack the optimiser's moments.
+WARMED_UP = "2026-11-29T12:28"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Peak:
     """What one step took, and where that is written."""
 
     source: str
+    finished: str
     device_bytes: int
     weight_format: Any
     rank: int
@@ -59,7 +62,8 @@ def measured():
                 if way in WEIGHT_FORMATS and not gave_up:
                     optimizer = record.config["scale"].get("optimizer", "adamw")
                     rank_here = point.lora_rank or rank
-                    peak = Peak(source, device_bytes, way, rank_here, point, optimizer, values)
+                    where, when = source, record.finished
+                    peak = Peak(where, when, device_bytes, way, rank_here, point, optimizer, values)
                     # A baseline stands in the records of every arm that it was compared with.
                     peaks[source, way, point.name] = peak
     return list(peaks.values())
@@ -93,7 +97,9 @@ def test_the_plan_is_within_a_twentieth_of_the_measured_peak(peak):
         # Planned for rows of twice the mean, of which few are as long: the peak may be far below.
         assert peak.values["peak_bytes"] <= 1.05 * plan_memory(planned).peak
         return
-    assert plan_memory(planned).peak == pytest.approx(peak.values["peak_bytes"], rel=0.05)
+    plan, cold = plan_memory(planned), peak.point.memory_only and peak.finished < WARMED_UP
+    least = plan.peak - cold * plan.update["optimiser"]
+    assert 0.95 * least <= peak.values["peak_bytes"] <= 1.05 * plan.peak
 
 
 def test_a_32b_step_takes_less_than_40_gib_and_fits_a_32_gb_card():
