@@ -25,6 +25,7 @@ _SAYING_SECONDS = 3.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the process's exit status."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - None where it was closed
+    status = FINE
     try:
         args = build_parser().parse_args(arguments)
         status = carried_out(args)
@@ -32,7 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (head, less) left early; let the interpreter flush into nothing.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
-        return FINE
     except KeyboardInterrupt:
         print("repro: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -6,7 +6,8 @@ to sample, answers to grade, rows to pass. Random numbers have names, so the div
 Weights are never sent: each rank holds the whole policy, and the gradient is added up. Under full
 training ranks hold rows of it (`repro.models.sharding`), and pass side by side.
 
-Results travel as tensors. Before each exchange ranks meet, so that one that is missing is named.
+Numbers travel as tensors, completions and texts pickled. Before each exchange ranks meet, so that
+one that is missing is named.
 
 Easy mistakes
 -------------

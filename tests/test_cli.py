@@ -110,6 +110,12 @@ def test_a_reader_that_leaves_early_ends_check_quietly():
     assert process.returncode == 0
 
 
+def test_a_reader_that_leaves_early_changes_no_status(monkeypatch):
+    monkeypatch.setattr("repro.__main__.carried_out", Mock(return_value=1))
+    monkeypatch.setattr(sys, "stdout", Mock(flush=Mock(side_effect=BrokenPipeError)))
+    assert main(["list"]) == 1
+
+
 def test_an_interrupt_is_a_sentence_and_a_closed_output_no_fault(monkeypatch, capsys):
     stopped = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("repro.evidence.environment.environment_text", stopped)

@@ -222,7 +222,7 @@ class _Layer:
 
 
 def _adapted(x: Tensor, weight: PackedWeight, adapter: Adapter) -> Tensor:
-    """Return the layer with its adapter, (M, N), by the launches that a rollout makes."""
+    """Return the layer with its adapter, (M, N), by the launches of a rollout, in turn."""
     if linear.fuses_adapter(weight, len(x)):
         return linear.packed_linear(x, weight, adapter=adapter)
     z = decode_adapter.project(x, adapter.a, overlap=True)

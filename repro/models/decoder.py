@@ -106,7 +106,9 @@ def require_supported(values: Mapping[str, Any], where: object) -> None:
             f"{', '.join(SUPPORTED_MODEL_TYPES)}"
         )
     built = [f"{kind.capitalize()}ForCausalLM"]
-    if named not in (None, built):
+    # Old conversions write LLaMA, and what FSDP2 saved has its name before the class's.
+    names = [str(n).removeprefix("FSDP").lower() for n in named] if type(named) is list else named
+    if names not in (None, [built[0].lower()]):
         raise ValueError(f"{where}: field architectures is {named!r}; needed is {built}, or none")
 
 

@@ -44,7 +44,7 @@ _LARGEST = 1e15
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _TRIAL = ("<think>3 + 4 = 7</think><answer>7</answer>", "I do not know.")
 # Seconds: the import of its module may load a model, and two completions are paid.
-_IMPORTING, _PAYING = 600.0, 30.0
+_IMPORTING, _PAYING = 600.0, 120.0
 _TRIAL_COLUMNS = {"answers": ["7", "7"], "prompts": ["What is 3 + 4?"] * 2}
 
 

@@ -51,8 +51,8 @@ FORMAT_POINTS = (_LONG, _R16, _SHORT)
 
 # Smaller cards than the paper's: fewer rows at once, micro-batches of one row.
 BUDGET_POINTS = (
-    _point("32b_32gb", "32b", budget_bytes=32 * 10**9, slots=4, micro_tokens=2304),
-    _point("14b_16gb", "14b", budget_bytes=16 * 10**9, slots=2, micro_tokens=2304, lora_rank=16),
+    _point("32b_32gb", "32b", budget_bytes=32 * 10**9, slots=2, micro_tokens=2304),
+    _point("14b_16gb", "14b", budget_bytes=16 * 10**9, slots=1, micro_tokens=2304, lora_rank=16),
     _point("7b_10gb", "7b", budget_bytes=10 * 10**9, slots=4, micro_tokens=2304, lora_rank=16),
 )
 
@@ -104,7 +104,7 @@ MEMORY_FORMATS = _target(
 MEMORY_BUDGETS = _target(
     "memory_budgets", "GRPO steps on smaller cards (not in the paper)",
     "32B trains within a 32 GB card's budget, 14B within 16 GB and 7B within 10 GB",
-    (NVFP4_LORA,), BUDGET_POINTS, headline="peak_bytes_32b_32gb", version=2, card=32 * GIB,
+    (NVFP4_LORA,), BUDGET_POINTS, headline="peak_bytes_32b_32gb", version=3, card=32 * GIB,
 )  # fmt: skip
 MEMORY_CARDS = step_target(
     "memory_cards", "Whole GRPO steps within the memory of common cards (not in the paper)",

@@ -262,9 +262,10 @@ def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
     norms = isinstance(saved, list) and sorted(map(str, saved)) == sorted(BLOCK_NORMS)
     require(norms or saved in (None, []), "modules_to_save", f"none or {list(BLOCK_NORMS)}")
     targets, known = values.get("target_modules"), sorted(PROJECTIONS)
-    leaves = {str(t).rpartition(".")[2] for t in targets} if isinstance(targets, list) else ()
-    # What a pattern names, the tensors show.
-    require(isinstance(targets, str) or sorted(leaves) == known, "target_modules", known)
+    leaves = {str(t).rpartition(".")[2] for t in targets} if isinstance(targets, list) else set()
+    # What a pattern names, the tensors show; PEFT ignores names that no module has.
+    adapted = leaves.issuperset(known) and leaves.isdisjoint(("lm_head", "embed_tokens"))
+    require(isinstance(targets, str) or adapted, "target_modules", known)
     rank, alpha = values.get("r"), values.get("lora_alpha")
     require(type(rank) is int and 1 <= rank <= _LARGEST_RANK, "r", f"1 to {_LARGEST_RANK}")
     number = isinstance(alpha, int | float) and not isinstance(alpha, bool)

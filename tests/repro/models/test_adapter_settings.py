@@ -41,6 +41,7 @@ def write_by_peft(base, folder, **settings):
         {},
         {"use_rslora": True},
         {"target_modules": "all-linear"},
+        {"target_modules": [*ALL, "Wqkv"]},
         {"modules_to_save": ["input_layernorm", "post_attention_layernorm"]},
         {"init_lora_weights": "gaussian", "lora_dropout": 0.1},
         {"init_lora_weights": "orthogonal"},

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from repro.__main__ import USAGE, main
 from repro.models.checkpoint import TINY_FOLDER, write_quantized
+from repro.models.decoder import require_supported
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import load_policy, load_tokenizer
 from tests.repro.models.conftest import edit_config
@@ -95,6 +96,11 @@ def test_a_field_of_the_wrong_type_is_named(copied, field, value, sentence):
     said = refused(copied(**{field: value}))
     assert "config.json: " in said
     assert sentence in said
+
+
+@pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "FSDPQwen2ForCausalLM", "QWen2ForCausalLM"])
+def test_a_class_is_known_by_older_names(name):
+    require_supported({"model_type": "qwen2", "architectures": [name]}, "config.json")
 
 
 def test_sizes_whose_product_torch_cannot_hold_are_refused(copied):
