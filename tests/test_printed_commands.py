@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import build_parser, main
+from repro.judge import blessed
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import exit_status
+from repro.report import page_blocks
 from repro.report.ending import ending
 from repro.run.places import expected_folder
 from repro.targets import TARGETS, find
@@ -110,6 +112,18 @@ def stands_alone(one):
     return "--blessed" in one.words and not one.has_place
 
 
+@pytest.fixture
+def read_once(every_blessed, monkeypatch):
+    """Let commands on all stored records take the checks of the session."""
+
+    def checks(expected, *names):
+        return blessed_checks(expected, *names) if names else every_blessed
+
+    for module in (blessed, page_blocks):
+        monkeypatch.setattr(module, "blessed_checks", checks)
+
+
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("one", [one for one in EVERY if stands_alone(one)], ids=str)
 def test_what_runs_anywhere_ends_as_its_page_says(one, tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_RUNS", str(tmp_path / "runs"))
@@ -164,6 +178,7 @@ def test_the_first_command_ends_as_readme_shows():
     assert f"\n{ending(stored(['table1'], 'smoke'))}\nnox > " in text
 
 
+@pytest.mark.usefixtures("read_once")
 def test_a_page_is_written_again(tmp_path):
     page = ROOT / "docs" / "systems.md"
     copy = tmp_path / page.name

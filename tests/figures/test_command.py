@@ -15,7 +15,11 @@ EXPECTED = expected_folder(None)
 ROOT = EXPECTED.parent
 
 
-def test_the_command_draws_png_and_svg_of_the_target_that_is_named(tmp_path):
+def test_the_command_draws_png_and_svg_of_the_target_that_is_named(
+    checks_of, tmp_path, monkeypatch
+):
+    stored = [*checks_of("rollout"), *checks_of("rollout", device="nvidia_h100_80gb_hbm3")]
+    monkeypatch.setattr("figures.__main__.blessed_of", lambda expected, names, tier: stored)
     line = ["--blessed", "--expected", str(EXPECTED), "--target", "rollout", "--out", str(tmp_path)]
     assert main(line) == 0
     # Devices are named where a tier has several.

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.text import Text
 from scipy import stats
 
-from figures import bars, captions, curves, intervals, paper_pictures, roofline
+from figures import bars, captions, curves, paper_pictures, roofline
 from figures.__main__ import SYSTEMS_PICTURES, pictures, save
 from figures.curves import heldout_points, smooth, training_points
 from figures.panels import PICTURES
@@ -136,16 +136,6 @@ def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor(checks
     assert len(lines) == 6
     assert all(len(line) == 11 and line == sorted(line) for line in lines)
     assert all(ours > floor for line in lines for _, ours, _, floor in line)
-
-
-def test_rises_of_entropy_are_those_of_the_dose_beside_the_papers(checks_of):
-    figure = intervals.dose(*checks_of("dose_coder_0_5b", device=H100), EXPECTED, "a title")
-    left, _ = figure.axes
-    names = [label.get_text() for label in left.get_yticklabels()]
-    means = [line.get_xdata()[0] for line in left.lines if line.get_marker() == "o"]
-    papers = [line.get_xdata()[0] for line in left.lines if line.get_marker() == "D"]
-    assert dict(zip(names, means, strict=True))["NVFP4, LoRA"] == pytest.approx(0.042, abs=1e-3)
-    assert papers == pytest.approx([0.020, 0.067, 0.055])
 
 
 def test_a_note_names_seeds_device_commit_and_protocol(checks_of):

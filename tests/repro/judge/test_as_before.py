@@ -224,12 +224,6 @@ def test_a_value_that_is_missing_is_said_and_the_others_are_judged():
     assert status(compare(TABLE3, Tier.SYSTEMS, *sides)) == ("fine", 0)
 
 
-def test_times_and_bytes_belong_to_no_device_at_the_smoke_tier():
-    sides = [Side(name=name, records=step_records()) for name in ("old", "new")]
-    units = {item.unit for item in compare(TABLE3, Tier.SMOKE, *sides).rows}
-    assert units == {"ratio", "percent"}
-
-
 def test_rows_are_listed_by_how_bad_they_are():
     def change(arm, metric, given):
         factor = {STEP: 1.1, "rollout_seconds_7b_b2": 1.3, "update_seconds_7b_b2": 0.8}

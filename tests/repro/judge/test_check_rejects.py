@@ -9,7 +9,6 @@ import pytest
 from repro.evidence.record import SEAL, failed_record, seal_of
 from repro.judge.check import check_selection, exit_status, mixed_versions
 from repro.judge.gathering import gather
-from repro.report.console import main_check
 from repro.report.ending import ending
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select
@@ -17,7 +16,7 @@ from repro.spec.config import digest_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.made_up import with_accuracy, with_gain
+from tests.repro.made_up import with_gain
 from tests.repro.recorded_smoke import SELECTION, place
 
 TABLE1 = find("table1")
@@ -63,7 +62,7 @@ def test_an_arm_without_evidence_is_refused(change, words, table1_records, tmp_p
     assert {path.parent.name for path, _ in outcome.evidence.refused} == {"nvfp4_lora"}
     assert len({path for path, _ in outcome.evidence.refused}) == 5
     assert any(words in why for _, why in outcome.evidence.refused)
-    assert not outcome.sound
+    assert exit_status([outcome]) == 1
     claims = {claim.name for claim in TABLE1.claims if "nvfp4_lora" in claim.arms}
     judged = [v for v in outcome.verdicts if v.name in claims and v.about == "mechanism"]
     assert judged
@@ -125,30 +124,23 @@ def test_training_that_teaches_nothing_is_contradicted(arm, points, own, table1_
     assert "Worse than before: 1 " in ending([outcome])
 
 
-def test_a_failed_run_is_named_and_takes_success_away(table1_records, tmp_path):
-    table1_records(tmp_path)
-    (tmp_path / "smoke/table1/bf16_full/seed-3.json").unlink()
-    run = plan(TABLE1, Tier.SMOKE, [3], ["bf16_full"])[0]
-    failed_record(run, "OutOfMemoryError: 3 GiB", {}).write(tmp_path)
-    outcome = checked(tmp_path)
-    ((_, reason),) = outcome.evidence.failed
-    assert reason.endswith("OutOfMemoryError: 3 GiB")
-    verdict = next(v for v in outcome.verdicts if v.name == "bf16_full_gains")
-    assert verdict.status == "inconclusive"
-    assert "1 run(s) of bf16_full failed" in verdict.sentence
-    assert outcome.sound
-
-
-def test_a_planned_seed_without_a_record_is_a_failed_one(table1_records, tmp_path):
+@pytest.mark.parametrize("fails", [True, False], ids=["failed", "missing"])
+def test_a_run_that_failed_or_is_missing_takes_success_away(table1_records, tmp_path, fails):
     table1_records(tmp_path, seeds=8)
-    assert checked(tmp_path).evidence.planned == (0, 1, 2)
     (tmp_path / "smoke/table1/bf16_full/seed-2.json").unlink()
+    if fails:
+        run = plan(TABLE1, Tier.SMOKE, [2], ["bf16_full"])[0]
+        failed_record(run, "OutOfMemoryError: 3 GiB", {}).write(tmp_path)
     outcome = checked(tmp_path)
+    assert outcome.evidence.planned == (0, 1, 2)
+    reasons = [reason for _, reason in outcome.evidence.failed]
+    assert [reason.endswith("OutOfMemoryError: 3 GiB") for reason in reasons] == [True] * fails
     verdict = next(v for v in outcome.verdicts if v.name == "bf16_full_gains")
     assert (verdict.status, verdict.n) == ("inconclusive", 7)
-    assert "of bf16_full" in verdict.sentence
+    assert ("1 run(s) of bf16_full failed" if fails else "of bf16_full") in verdict.sentence
     others = {v.status for v in outcome.verdicts if v.name.endswith("lora_gains")}
     assert others == {"reproduced"}
+    assert outcome.sound
 
 
 @pytest.mark.parametrize(("seeds", "status"), [(2, "inconclusive"), (3, "reproduced")])
@@ -162,23 +154,6 @@ def test_the_smoke_tier_is_decided_on_its_three_seeds(table1_records, tmp_path, 
             addressed = verdict.status != "not addressed"
             assert addressed == claims[verdict.name].mechanism
             assert seeds == 2 or addressed == (verdict.p is not None)
-
-
-def test_the_exit_status_tells_a_cheat_from_a_finding(table1_records, tmp_path, capsys):
-    from repro.__main__ import build_parser
-
-    def finding(record):
-        return with_accuracy(record, "accuracy", 60.0 + record.seed)
-
-    table1_records(tmp_path / "honest", on_arm("nvfp4_lora_aqn", finding))
-    table1_records(tmp_path / "cheat", on_arm("nvfp4", with_facts(linears={"bf16": 21})))
-    expected = str(not_blessed(tmp_path / "honest"))
-    line = ["check", "table1", "figure5", "--tier", "smoke", "--json"]
-    line += ["--expected", expected, "--runs"]
-    parser = build_parser()
-    assert main_check(parser.parse_args([*line, str(tmp_path / "honest")])) == 0
-    assert '"not addressed"' in capsys.readouterr().out
-    assert main_check(parser.parse_args([*line, str(tmp_path / "cheat")])) == 1
 
 
 def test_results_of_another_seed_are_not_compared(table1_records, tmp_path):

@@ -1,7 +1,9 @@
 """The dose before training: against one clean policy, on the same and on own completions."""
 
 import dataclasses
+import functools
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,8 +36,9 @@ def run_of(arm, seed=0, **changes):
     return dataclasses.replace(run, tier="smoke", scale=scale)
 
 
-def measured(arm, tmp_path, seed=0):
-    return procedure_named("dose")(run_of(arm, seed), context_of(tmp_path))
+@functools.cache
+def measured(arm, seed=0):
+    return procedure_named("dose")(run_of(arm, seed), context_of(Path()))
 
 
 def value(result, name):
@@ -43,8 +46,8 @@ def value(result, name):
     return found
 
 
-def test_the_clean_policy_is_no_dose_and_its_own_tokens_are_the_common_ones(tmp_path):
-    clean = measured("bf16_lora", tmp_path)
+def test_the_clean_policy_is_no_dose_and_its_own_tokens_are_the_common_ones():
+    clean = measured("bf16_lora")
     assert value(clean, "kl_completions") == pytest.approx(0, abs=1e-9)
     assert value(clean, "entropy_own") == pytest.approx(value(clean, "entropy_forced"), rel=1e-6)
     assert len(clean.series["entropy_own_by_prompt"]) == PROMPTS
@@ -58,28 +61,26 @@ def test_the_clean_policy_is_no_dose_and_its_own_tokens_are_the_common_ones(tmp_
     }
 
 
-def test_the_dose_grows_with_the_error_and_differs_by_draw(tmp_path):
+def test_the_dose_grows_with_the_error_and_differs_by_draw():
     kl = {
-        arm: value(measured(arm, tmp_path), "kl_completions")
+        arm: value(measured(arm), "kl_completions")
         for arm in ("nvfp4_half", "nvfp4_lora", "nvfp4_x2", "nvfp4_lora_aqn", "nvfp4_lora_aqn_x5")
     }
     assert 0 < kl["nvfp4_half"] < kl["nvfp4_lora"] / 2 < kl["nvfp4_x2"] / 4
     assert kl["nvfp4_lora_aqn"] != kl["nvfp4_lora"]
     assert kl["nvfp4_lora_aqn_x5"] > kl["nvfp4_lora_aqn"]
-    assert value(measured("nvfp4_lora", tmp_path, seed=1), "kl_completions") != kl["nvfp4_lora"]
+    assert value(measured("nvfp4_lora", seed=1), "kl_completions") != kl["nvfp4_lora"]
 
 
-def test_a_warmer_policy_has_more_entropy_in_its_own_distribution(tmp_path):
+def test_a_warmer_policy_has_more_entropy_in_its_own_distribution():
     cold, clean, warm = (
-        value(measured(arm, tmp_path), "entropy_forced")
-        for arm in ("bf16_t90", "bf16_lora", "bf16_t120")
+        value(measured(arm), "entropy_forced") for arm in ("bf16_t90", "bf16_lora", "bf16_t120")
     )
     assert cold < clean < warm
 
 
-def test_the_kl_is_that_of_whole_distributions(tmp_path):
+def test_the_kl_is_that_of_whole_distributions():
     run = run_of("nvfp4_lora")
-    measured("nvfp4_lora", tmp_path)
     common = module._common(module._untreated(run))
     changed = load_policy("tiny", weight_format="nvfp4", compute_dtype="float32", order=0)
     (prompts,) = {len(load_problems(run.scale.data, "development"))}
@@ -93,7 +94,7 @@ def test_the_kl_is_that_of_whole_distributions(tmp_path):
         predicting = slice(len(question.prompt) - 1, -1)
         own.append(mean_kl(*(distributions(of, rows, predicting)
                              for of in (common.policy, changed))))  # fmt: skip
-    kls = measured("nvfp4_lora", tmp_path).series["kl_completions_by_prompt"]
+    kls = measured("nvfp4_lora").series["kl_completions_by_prompt"]
     assert kls == pytest.approx(own, rel=1e-3)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import main
+from repro.judge import blessing
 from repro.judge.blessing import bless
 from repro.judge.gathering import Evidence, gather
 from repro.regression import regression_commands as command
@@ -204,7 +205,9 @@ def test_regress_keeps_its_records(tmp_path, expected, gpu, monkeypatch, capsys)
     assert f"regressed: table3 nvfp4_lora {STEP}" in capsys.readouterr().out
 
 
-def test_a_card_without_a_baseline_is_measured(tmp_path, expected, gpu, capsys):
+def test_a_card_without_a_baseline_is_measured_and_blessed(
+    tmp_path, expected, gpu, monkeypatch, capsys
+):
     shutil.rmtree(expected / "records" / "systems")
     where = ["--expected", str(expected)]
     assert main(["regress", "table3", *where]) == 2
@@ -212,7 +215,19 @@ def test_a_card_without_a_baseline_is_measured(tmp_path, expected, gpu, capsys):
     words = ["bless", "--device", "--tier", "systems", "--runs", str(folder)]
     assert f"python -m repro {' '.join(words)}" in capsys.readouterr().out
     assert "could not judge" in (folder / "regress.md").read_text()
-    assert main([*words, *where]) == 0
+    blessed = expected / "records" / "systems" / "nvidia_h200"
+    for cards, status, line in (
+        (["NVIDIA H100"], 2, "left out: table3: records of nvidia_h200"),
+        ([], 0, f"blessed: table3 ({blessed})"),
+    ):
+        here = {"gpu": [{"name": name} for name in cards]}
+        monkeypatch.setattr(blessing, "capture_environment", lambda here=here: here)
+        assert main([*words, *where]) == status
+        said = capsys.readouterr().out.splitlines()
+        assert any(text.startswith(line) for text in said)
+        assert any(text.startswith("left out: memory at the systems tier") for text in said)
+        assert blessed.exists() == (status == 0)
+    assert said[-1].startswith("1 of ")
     assert main(["compare", "blessed", str(folder), *where]) == 0
 
 

@@ -143,13 +143,6 @@ def test_trained_arms_are_told_beside_the_same_seeds_of_bf16():
     assert interval_text(mean_interval([1.0, 2.0]), 1) == "+1.5"
 
 
-def test_a_claim_stands_with_its_interval_and_the_papers_size(every_blessed):
-    statement = next(claim.statement for claim in TRAINED.claims if claim.name == "qerl_sooner")
-    row = cells(training_rows(every_blessed, EXPECTED, TRAINED.name), statement)
-    assert row["paper"] == "2.16x"
-    assert "x (" in row["measured"]
-
-
 PAPERS_GAINS = "the paper's gains, if all were due to entropy"
 
 

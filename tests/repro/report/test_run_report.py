@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -17,24 +16,14 @@ from repro.targets import find
 from tests.repro.made_up import with_accuracy
 
 
-def report(runs, *more):
-    out = runs / "report.md"
-    args = ["report", "table1", "--tier", "smoke", "--runs", str(runs), "--out", str(out), *more]
-    assert main(args) == 0
-    return Path(more[-1] if more else out).read_text(encoding="utf-8")
+def report(runs):
+    assert main(["report", "table1", "--tier", "smoke", "--runs", str(runs)]) == 0
+    return (runs / "report.md").read_text(encoding="utf-8")
 
 
 def row_of(text, label):
     line = next(line for line in text.splitlines() if line.startswith(f"| {label} |"))
     return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_a_report_is_written_where_it_is_asked_for(table1_records, tmp_path):
-    table1_records(tmp_path / "runs", seeds=2)
-    out = tmp_path / "elsewhere" / "mine.md"
-    text = report(tmp_path / "runs", "--out", str(out))
-    assert text == out.read_text(encoding="utf-8")
-    assert not (tmp_path / "runs" / "report.md").exists()
 
 
 def test_a_report_has_the_papers_cells_and_the_verdict_of_every_claim(table1_records, tmp_path):
@@ -80,11 +69,6 @@ def test_what_a_failed_run_says_is_shown_as_text(table1_records, tmp_path, capsy
     assert not any(sign in f"{text}{shown}" for sign in "\x1b\x9b")
 
 
-def test_a_report_without_records_says_what_to_run(tmp_path, capsys):
-    assert main(["report", "--runs", str(tmp_path)]) == 2
-    assert "python -m repro run table1" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -120,6 +104,8 @@ def test_runs_with_other_settings_are_reported(flags, made_up_record, tmp_path):
 
 
 def test_a_report_without_records_says_how_to_see_some(made_up_record, tmp_path, capsys):
+    assert main(["report", "--runs", str(tmp_path)]) == 2
+    assert "python -m repro run table1" in capsys.readouterr().err
     (selection,) = select(["table1"], tier="smoke", changes=Changes(steps=4))
     for run in selection.plan([0], ["bf16_lora"]):
         made_up_record(run).write(tmp_path)

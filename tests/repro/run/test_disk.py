@@ -18,7 +18,7 @@ from repro.spec.shapes import SHAPES
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.run.test_execute import at_once, quiet
+from tests.repro.run.test_execute import at_once
 from tests.repro.run.test_shared_work import runs_of
 from tests.said import unsaid
 
@@ -61,14 +61,6 @@ def filling(runs, folder, records, *more):
     return at_once(runs, folder, records)
 
 
-def dying(runs, folder, records, *more):
-    """Record runs at once, by a process that dies at its first."""
-    if not (records / "died").exists():
-        (records / "died").touch()
-        os._exit(9)
-    return at_once(runs, folder, records)
-
-
 def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(tmp_path):
     folder, said = tmp_path / "runs", io.StringIO()
     sentence = f"{folder}/somewhere cannot be used: No space left on device; 2 runs are left"
@@ -79,14 +71,6 @@ def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(tmp_path):
     assert len(list(folder.rglob("seed-0.json"))) == 2
     assert not list(folder.rglob("*.failed-*"))
     assert not list(folder.rglob("*.lock"))
-
-
-def test_a_worker_that_dies_before_a_first_checkpoint_is_tried_again(tmp_path):
-    folder = tmp_path / "runs"
-    counts = execute(runs_of(), folder, room=Room(), console=quiet(), carry_out=dying)
-    assert (folder / "died").exists()
-    assert (counts.finished, counts.failed, counts.left) == (len(runs_of()), 0, 0)
-    assert not list(folder.rglob("*.failed-*"))
 
 
 def test_the_plan_compares_what_it_needs_with_what_is_free(tmp_path, monkeypatch, capsys):

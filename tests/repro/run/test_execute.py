@@ -265,13 +265,6 @@ def test_a_worker_lets_a_signal_to_stop_pass(tmp_path):
     assert events[-1].kind == "finished", events[-1].text
 
 
-def test_a_tier_that_cannot_run_here_says_why(tmp_path, monkeypatch):
-    from repro.spec import tier
-
-    monkeypatch.setattr(tier, "cuda_devices", lambda: ())
-    assert main(["run", "table1", "--tier", "paper", "--runs", str(tmp_path)]) == 2
-
-
 @pytest.mark.usefixtures("warm_workers")
 def test_problems_from_a_folder_go_the_whole_way(tmp_path, capsys):
     folder = tmp_path / "own"

@@ -158,7 +158,6 @@ def test_wandb_is_opened_and_its_failure_is_a_warning(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--log", "wanbd"], "mean wandb?"),
         (["--log", "no_such_package"], "pip install no_such_package"),
         (["--log", ","], "--log "),
     ],

@@ -7,7 +7,6 @@ import pytest
 
 from repro.evidence.held_out import LATE
 from repro.evidence.verdicts.claim_verdicts import judge
-from repro.run.analysis_plan import analysis_plan, needs_plan
 from repro.spec.claim import Metric
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -75,12 +74,3 @@ def test_the_rates_differ_in_the_rate_alone():
     rates = [target.scales[Tier.MINI].optimizer.learning_rates.of(arm) for arm in target.arms]
     assert rates == pytest.approx([1e-4, 5e-5, 1e-5])
     assert {claim.factor for claim in target.claims} == {("learning_rate_factor",)}
-
-
-@pytest.mark.parametrize("name", [f"learning_coder_{size}{end}" for size in SIZES
-                                  for end in ("", "_details")] + ["rates_coder_0_5b"])  # fmt: skip
-def test_plans_are_written_with_their_claims(name):
-    target = find(name)
-    assert needs_plan(target, Tier.MINI)
-    plan = analysis_plan(target, Tier.MINI)
-    assert [claim["name"] for claim in plan["claims"]] == [claim.name for claim in target.claims]
