@@ -10,9 +10,10 @@ from kernels.reference import dequantize, quantize
 from tests.kernels.conftest import assert_bitwise
 
 
-def _quantized(format):
-    weight = torch.randn(48, 128, generator=torch.Generator().manual_seed(7))
-    return quantize(weight, format)
+def _weight(format, N=48, K=128, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.exp(2 * torch.randn(N, 1, generator=generator))
+    return quantize(torch.randn(N, K, generator=generator) * spread, format)
 
 
 def _require_same(actual, expected):
@@ -26,7 +27,7 @@ BITS = {"nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
 
 @pytest.mark.parametrize("format", list(FORMATS))
 def test_a_weight_survives_safetensors_and_moves_whole(format):
-    weight = _quantized(format)
+    weight = _weight(format)
     # Two scalars beside them.
     assert 8 * (weight.nbytes - 8 * (format == "nvfp4")) / (48 * 128) == BITS[format]
     tensors = weight.tensors()
@@ -44,7 +45,7 @@ def test_a_weight_survives_safetensors_and_moves_whole(format):
 
 
 def test_a_layout_that_does_not_fit_is_refused():
-    weight = _quantized("nvfp4")
+    weight = _weight("nvfp4")
     good = weight.tensors()
     cases = [
         ({**good, "codes": good["codes"].int()}, "codes is torch.int32"),
@@ -66,23 +67,17 @@ def test_a_layout_that_does_not_fit_is_refused():
 
 
 def test_scales_that_no_writer_produces_are_refused():
-    nvfp4 = _quantized("nvfp4").tensors()
+    nvfp4 = _weight("nvfp4").tensors()
     nvfp4["block_scales"].view(torch.uint8)[2, 3] = 0x7F
     with pytest.raises(ValueError, match="block_scales holds NaN"):
         QuantizedWeight.from_tensors("nvfp4", nvfp4)
     nvfp4["block_scales"].view(torch.uint8)[2, 3] = 0x80 | 0x38
     with pytest.raises(ValueError, match="negative"):
         QuantizedWeight.from_tensors("nvfp4", nvfp4)
-    mxfp4 = _quantized("mxfp4").tensors()
+    mxfp4 = _weight("mxfp4").tensors()
     mxfp4["block_scales"][0, 0] = 255
     with pytest.raises(ValueError, match="reserves for NaN"):
         QuantizedWeight.from_tensors("mxfp4", mxfp4)
-
-
-def _weight(format, N, K, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    spread = torch.exp(2 * torch.randn(N, 1, generator=generator))
-    return quantize(torch.randn(N, K, generator=generator) * spread, format)
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "nf4"])

@@ -1,4 +1,4 @@
-"""Packed attention: what each token sees, its gradients, and that lengths cost nothing."""
+"""Packed attention: its parts joined, its gradients, and that lengths cost nothing."""
 
 import time
 
@@ -36,41 +36,6 @@ def inputs(lengths, device="cpu", dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn(len(place), (QUERY + 2 * KEY) * D, generator=generator)
     return tuple(part.to(device, dtype) for part in (qkv, angles.cos(), angles.sin()))
-
-
-def row_by_row(qkv, cos, sin, lengths):
-    """Return attention's output by going over rows, each behind a prompt of its own."""
-    prompts, completions, of_prompt = lengths
-    parts = list(torch.arange(len(qkv)).split([*prompts, *completions]))
-    out = torch.zeros(len(qkv), QUERY * D)
-    alone = [(part, 0) for part in parts[: len(prompts)]]
-    after = [
-        (torch.cat([parts[p], own]), prompts[p])
-        for p, own in zip(of_prompt, parts[len(prompts) :], strict=True)
-    ]
-    for row, first in (*alone, *after):
-        q, k, v = qkv[row].view(len(row), -1, D).split([QUERY, KEY, KEY], dim=1)
-        q, k = (turn(x, cos[row], sin[row]) for x in (q, k))
-        k, v = (x.repeat_interleave(QUERY // KEY, dim=1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * SCALE
-        scores += torch.full(scores.shape[1:], -torch.inf).triu(1)
-        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
-        out[row[first:]] = mixed[first:]
-    return out
-
-
-def turn(x, cos, sin):
-    low, high = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
-
-
-@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
-def test_a_token_sees_its_prompt_and_its_own_past(lengths):
-    given = inputs(lengths)
-    out = reference_train.packed_attention(
-        *given, segments_of(lengths), query_heads=QUERY, scale=SCALE
-    )
-    torch.testing.assert_close(out, row_by_row(*given, lengths), rtol=0, atol=1e-5)
 
 
 def test_completions_out_of_their_prompts_order_are_refused():

@@ -8,6 +8,7 @@ from kernels import reference_logprobs
 from kernels.reference import token_logprobs
 from kernels.triton.logprobs import chunk_rows
 from tests.kernels.conftest import assert_within_twice
+from tests.repro.rl.uneven_rows import exact_head
 
 T, H, V = 23, 32, 211
 
@@ -17,12 +18,6 @@ def _inputs(dtype=torch.float32):
     hidden = torch.randn(T, H, generator=generator).to(dtype)
     weight = (torch.randn(V, H, generator=generator) * 0.5).to(dtype)
     return hidden, weight, torch.randint(0, V, (T,), generator=generator)
-
-
-def _plain(hidden, weight, ids, temperature):
-    logp = torch.log_softmax(hidden @ weight.t() / temperature, dim=-1)
-    entropy = -(logp.exp() * logp).sum(-1)
-    return logp.gather(1, ids.unsqueeze(1)).squeeze(1), entropy
 
 
 def _values_and_gradients(function, dtype, temperature, given=torch.float32):
@@ -46,8 +41,8 @@ def test_values_and_gradients_agree_with_autograd_in_float64(temperature, rows):
         return token_logprobs(*args, chunk_bytes=rows * V * 4)
 
     ours = _values_and_gradients(chunked, torch.float32, temperature)
-    plain = _values_and_gradients(_plain, torch.float32, temperature)
-    exact = _values_and_gradients(_plain, torch.float64, temperature)
+    plain = _values_and_gradients(exact_head, torch.float32, temperature)
+    exact = _values_and_gradients(exact_head, torch.float64, temperature)
     for name, actual, expected, truth in zip(NAMES, ours, plain, exact, strict=True):
         assert_within_twice(actual, expected, truth, name)
 
@@ -58,9 +53,9 @@ def test_bfloat16_inputs_have_logits_in_float32_and_gradients_as_exact_as_autogr
         _values_and_gradients(function, dtype, 0.9, torch.bfloat16)
         for function, dtype in (
             (token_logprobs, torch.bfloat16),
-            (_plain, torch.bfloat16),
-            (_plain, torch.float32),
-            (_plain, torch.float64),
+            (exact_head, torch.bfloat16),
+            (exact_head, torch.float32),
+            (exact_head, torch.float64),
         )
     )
     # The values against plain PyTorch in float32, the gradients against it in bfloat16.
@@ -74,9 +69,9 @@ def test_an_output_that_is_not_used_adds_nothing_to_the_gradient():
     hidden.requires_grad_()
     for used in (0, 1):
         (ours,) = torch.autograd.grad(token_logprobs(hidden, weight, ids, 0.8)[used].sum(), hidden)
-        (plain,) = torch.autograd.grad(_plain(hidden, weight, ids, 0.8)[used].sum(), hidden)
+        (plain,) = torch.autograd.grad(exact_head(hidden, weight, ids, 0.8)[used].sum(), hidden)
         wide = hidden.detach().double().requires_grad_()
-        loss = _plain(wide, weight.double(), ids, 0.8)[used].sum()
+        loss = exact_head(wide, weight.double(), ids, 0.8)[used].sum()
         (exact,) = torch.autograd.grad(loss, wide)
         assert_within_twice(ours, plain, exact, f"output {used}")
 
