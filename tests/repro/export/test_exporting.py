@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -14,7 +13,6 @@ from repro.export.comparing import distance, logits_of, probes_of
 from repro.export.quantising import READERS
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.files.adapter_files import (
-    CONFIG,
     ORIGIN,
     TENSORS,
     base_of,
@@ -31,17 +29,6 @@ from repro.spec.arm import PlantedRounding
 from repro.spec.hub import PINNED_BYTES, gguf_copy_of
 from tests.repro.export.conftest import trained_policy
 from tests.said import unsaid
-
-
-def test_stock_peft_loads_an_adapter_with_no_argument_but_its_folder(tmp_path):
-    policy = trained_policy(norms_trained=True)
-    save_adapter(policy, tmp_path)
-    rows = probes_of(policy)
-    stock = AutoPeftModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    assert distance(logits_of(policy.model, rows), logits_of(stock, rows)).mean < 1e-7
-    assert json.loads((tmp_path / CONFIG).read_text())["base_model_name_or_path"] == str(
-        TINY_FOLDER.absolute()
-    )
 
 
 def test_a_base_of_the_hub_is_named_and_loaded_by_the_commit_that_was_read(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 
 from kernels import dispatch
 from kernels.packing import PackedWeight
-from repro.models.fused_weights import fuse_projections, fused_weight
+from repro.models.fused_weights import fused_weight
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.other_products import take_products
 from repro.models.quantized_linear import QuantizedLinear
@@ -61,12 +61,6 @@ def test_projections_that_share_an_input_are_rows_of_one_matrix(weight_format):
     assert fused.shape == (256 + 128 + 128, 256)
     assert fused.packs.data_ptr() == cast(Any, group[0].weight).packs.data_ptr()
     assert fused_weight(group[:2]) is None
-
-
-def test_where_kernels_read_codes_nothing_is_packed():
-    policy = make("nvfp4")
-    assert fuse_projections(policy.model, torch.bfloat16) == 0
-    assert not any(isinstance(layer.weight, PackedWeight) for layer in layers(policy).values())
 
 
 @pytest.mark.usefixtures("packing")

@@ -99,21 +99,6 @@ def test_saved_adapter_gives_the_same_logits_in_stock_peft(
     assert float((ours - without).abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("weight_format", ALL_FORMATS)
-def test_effective_weight_gives_the_adapted_logits(folder, token_ids, weight_format):
-    policy = load(folder, weight_format, lora_alpha=16.0)
-    randomise(policy)
-    plain = dequantised_transformers(policy, folder)
-    for name, layer in adapter_layers(policy.model):
-        plain.get_submodule(name).weight = torch.nn.Parameter(effective_weight(layer))
-    torch.testing.assert_close(
-        plain(input_ids=token_ids).logits,
-        policy.model(input_ids=token_ids).logits,
-        rtol=1e-4,
-        atol=1e-4,
-    )
-
-
 @pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
 def test_merge_into_a_4_bit_base_is_refused_with_the_reason(make_checkpoint, weight_format):
     policy: Any = load(make_checkpoint("qwen2"), weight_format)

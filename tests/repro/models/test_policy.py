@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from repro.models.checkpoint import write_quantized
+from repro.models.norms import block_norms, final_norm, wrap_norms
 from repro.models.policy import load_policy, trainable_parameters
 from tests.repro.models.conftest import require_same_weights
 
@@ -77,6 +78,23 @@ def test_full_training_reaches_every_parameter_in_float32(folder, token_ids, com
     if compute_dtype == "bfloat16":  # it really multiplies in it
         exact = load(folder, "bf16", "full").model(input_ids=token_ids).logits
         assert 1e-4 < float((logits - exact).abs().max() / exact.abs().max()) < 0.1
+
+
+def test_wrapping_keeps_names_and_is_done_once(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    names = list(model.state_dict())
+    with pytest.raises(TypeError, match="call wrap_norms first"):
+        block_norms(model)
+    assert len(wrap_norms(model)) == 2 * 2 + 1
+    assert list(model.state_dict()) == names
+    assert list(block_norms(model)) == [
+        f"model.layers.{layer}.{norm}"
+        for layer in (0, 1)
+        for norm in ("input_layernorm", "post_attention_layernorm")
+    ]
+    assert final_norm(model) is model.model.norm
+    with pytest.raises(ValueError, match="no norm"):
+        wrap_norms(model)
 
 
 def test_casting_the_model_leaves_codes_and_scales_alone(folder):

@@ -63,7 +63,7 @@ def _host_bytes_of_writing(path, nbytes):
 
 
 def test_writing_a_shard_takes_no_second_copy_of_it(tmp_path):
-    nbytes = 200_000_000
+    nbytes = 80_000_000
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         taken = pool.submit(_host_bytes_of_writing, tmp_path / "x.safetensors", nbytes).result()
     assert taken < nbytes / 2
