@@ -1,4 +1,4 @@
-"""A tiny random policy, and a plain sampler for it."""
+"""A tiny random policy, and runs that train it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from repro.data.generator import GeneratorConfig
 from repro.data.problem import Problem
 from repro.data.tiny_tokenizer import build_tokenizer
-from repro.rollout.draw import draw, uniforms
-from repro.rollout.sampler import Completion, RolloutBatch
+from repro.rollout.sampler import Completion
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.arm import Arm
 from repro.spec.config import (
@@ -24,6 +22,7 @@ from repro.spec.config import (
     TrainScale,
     derive_seed,
 )
+from tests.repro.models.conftest import random_model
 from tests.repro.rl.uneven_rows import uneven_rows
 from tests.repro.small_runs import fresh_policy, rewards_of, small_run, train_alone
 
@@ -62,28 +61,9 @@ def checkpoint_folder(tmp_path_factory):
     """Write a random 2-layer Qwen2 with the tiny tokenizer."""
     folder = tmp_path_factory.mktemp("random-qwen2")
     tokenizer = build_tokenizer(GeneratorConfig())
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = Qwen2ForCausalLM(config)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.mul_(4.0 if parameter.dim() > 1 else 1.0)
-                if "norm" in name:
-                    parameter.add_(torch.randn_like(parameter) * 0.2)
-        model.to(torch.bfloat16).save_pretrained(folder)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64}
+    random_model("qwen2", **sizes, **ends, bos_token_id=None).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -113,42 +93,6 @@ def nudge(policy, size=0.1):
             if parameter.requires_grad:
                 moved = torch.randn(parameter.shape, generator=generator) * size
                 parameter.add_(moved.to(parameter.device))
-
-
-class PlainSampler:
-    """Samples through transformers' whole model, token by token: slow, and without any cache."""
-
-    def __init__(self, policy):
-        self.policy, self.end = policy, policy.tokenizer.eos_token_id
-
-    @torch.no_grad()
-    def sample(self, prompts, sampling, *, group_size, seeds):
-        """Sample each prompt's completions by themselves."""
-        completions = []
-        groups = uniforms(seeds, sampling.max_new_tokens).split(group_size)
-        for prompt, numbers in zip(prompts, groups, strict=True):
-            rows, logprobs = torch.tensor([list(prompt)] * group_size), []
-            for uniform in numbers.t():
-                drawn, logprob = draw(self.policy.model(rows).logits[:, -1], uniform, sampling)
-                rows = torch.cat([rows, drawn.unsqueeze(1)], dim=1)
-                logprobs.append(logprob)
-                if bool((rows[:, len(prompt) :] == self.end).any(dim=1).all()):
-                    break
-            of_rows = rows[:, len(prompt) :].tolist(), torch.stack(logprobs, dim=1).tolist()
-            for tokens, values in zip(*of_rows, strict=True):
-                length = tokens.index(self.end) + 1 if self.end in tokens else len(tokens)
-                completions.append(
-                    Completion(
-                        token_ids=tuple(tokens[:length]),
-                        sampled_logprobs=tuple(values[:length]),
-                        finish_reason="stop" if self.end in tokens else "length",
-                    )
-                )
-        return RolloutBatch(
-            prompt_ids=[tuple(prompt) for prompt in prompts],
-            completions=completions,
-            group_size=group_size,
-        )
 
 
 class WatchedSampler(TorchSampler):

@@ -9,25 +9,15 @@ from repro.models.fused_weights import fuse, share
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.policy import load_policy
 from repro.rollout.engine_config import EngineConfig
-from tests.repro.architectures import CLASSES
+from tests.repro.architectures import CLASSES, SIZES
 
 
 def random_policy(architecture="qwen2", weight_format="bf16", rank=4, seed=7, hidden_size=128):
     """Return a float32 policy of 2 layers with weights large enough to give sharp logits."""
     config_class, model_class = CLASSES[architecture]
-    values = {
-        "vocab_size": 97,
-        "hidden_size": hidden_size,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": architecture == "qwen3",
-        "eos_token_id": None,
-        "bos_token_id": None,
-        "pad_token_id": None,
-    }
+    values = SIZES | dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"))
+    values |= {"hidden_size": hidden_size, "intermediate_size": 128}
+    values |= {"max_position_embeddings": 512, "tie_word_embeddings": architecture == "qwen3"}
     if architecture == "qwen3":
         values["head_dim"] = 32
     with torch.random.fork_rng(devices=[]):

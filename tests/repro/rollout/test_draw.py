@@ -53,17 +53,6 @@ def test_the_draw_inverts_the_filtered_distribution(sampling):
         torch.testing.assert_close(logprobs.double(), p[tokens].log(), rtol=0, atol=2e-6)
 
 
-def test_a_row_does_not_depend_on_its_batch():
-    logits, numbers = logits_of(rows=9, seed=5), uniforms([5], 9)[0]
-    sampling = SamplingConfig(temperature=0.7, top_p=0.9)
-    tokens, logprobs = draw(logits, numbers, sampling)
-    for row in range(9):
-        part = slice(row, row + 1)
-        alone = draw(logits[part], numbers[part], sampling)
-        assert torch.equal(alone[0], tokens[part])
-        assert torch.equal(alone[1], logprobs[part])
-
-
 def test_filtered_tokens_are_never_drawn_at_either_end():
     sampling = SamplingConfig(top_p=0.5)
     logits = logits_of(rows=200)

@@ -62,32 +62,31 @@ def test_an_interrupt_returns_all_blocks(engine, monkeypatch):
     require_usable(engine)
 
 
-def test_logits_that_are_not_finite_are_named_by_row_token_and_layer(make_policy):
+@pytest.mark.parametrize(
+    ("name", "at", "prompts", "message"),
+    [
+        (
+            "model.layers.1.post_attention_layernorm.weight",
+            3,
+            [[1, 2, 3]],
+            r"row 0 at new token 0 .*model.layers.1's",
+        ),
+        ("model.embed_tokens.weight", 50, [[1], [50]], r"row 1 at new token 0 .*embedding"),
+    ],
+)
+def test_logits_that_are_not_finite_are_named_by_row_token_and_layer(
+    make_policy, name, at, prompts, message
+):
     policy = make_policy(seed=23)
     engine = Engine(policy, small())
-    decoder = policy.decoder
-    gain = decoder.model.layers[1].post_attention_layernorm.weight
-    original = gain.detach().clone()
+    weight = policy.decoder.get_parameter(name)
+    original = weight.detach().clone()
     with torch.no_grad():
-        gain[3] = float("nan")
-    with pytest.raises(FloatingPointError, match=r"row 0 at new token 0 .*model.layers.1's"):
-        engine.sample([[1, 2, 3]], SAMPLING, group_size=1, seeds=[0])
+        weight[at] = float("nan")
+    with pytest.raises(FloatingPointError, match=message):
+        engine.sample(prompts, SAMPLING, group_size=1, seeds=range(len(prompts)))
     with torch.no_grad():
-        gain.copy_(original)
-    require_usable(engine)
-
-
-def test_a_nan_in_one_row_leaves_the_others_draws_alone(make_policy):
-    policy = make_policy(seed=29)
-    engine = Engine(policy, small())
-    embedding = policy.decoder.get_parameter("model.embed_tokens.weight")
-    original = embedding.detach().clone()
-    with torch.no_grad():
-        embedding[50] = float("nan")
-    with pytest.raises(FloatingPointError, match=r"row 1 at new token 0 .*embedding"):
-        engine.sample([[1], [50]], SAMPLING, group_size=1, seeds=[0, 1], limits=[1, 1])
-    with torch.no_grad():
-        embedding.copy_(original)
+        weight.copy_(original)
     require_usable(engine)
 
 

@@ -1,19 +1,17 @@
-"""The plain sampler against transformers and the trainer's own forward pass."""
+"""The plain sampler against transformers' own forward pass."""
 
 import pytest
 import torch
 
 from repro.data.load import load_problems
 from repro.data.prompts import render
-from repro.models.norms import block_norms
+from repro.models.policy import end_token_ids
 from repro.rl.noise import perturbed
-from repro.rl.rows import make_rows
+from repro.rollout.draw import draw, uniforms
 from repro.rollout.torch_sampler import Decoder, TorchSampler
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import DataConfig, SamplingConfig
-from tests.repro.rl.conftest import PlainSampler
-from tests.repro.rl.uneven_rows import plain_logprobs
-from tests.repro.rollout.conftest import prompts_of, random_policy, require_alike, tokens_of
+from tests.repro.rollout.conftest import prompts_of, random_policy, tokens_of
 from tests.repro.small_runs import fresh_policy
 
 GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=64)
@@ -31,37 +29,29 @@ def tiny(weight_format="nvfp4", **how):
     return policy, [render(problem, "tiny", policy.tokenizer) for problem in problems]
 
 
+def require_drawn(policy, batch, sampling):
+    """Check that transformers draws the tokens of rows whose seeds are 0, 1 and so on."""
+    numbers = uniforms(range(len(batch.completions)), sampling.max_new_tokens)
+    ends = end_token_ids(policy)
+    for row, (completion, uniform) in enumerate(zip(batch.completions, numbers, strict=True)):
+        prompt, tokens = batch.prompt_ids[row // batch.group_size], list(completion.token_ids)
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0]
+        drawn, logprobs = draw(logits[len(prompt) - 1 :], uniform[: len(tokens)], sampling)
+        assert tokens == drawn.tolist()
+        assert completion.sampled_logprobs == pytest.approx(logprobs.tolist(), abs=2e-4)
+        assert not ends & set(tokens[:-1])
+        stopped = tokens[-1] in ends
+        assert stopped or len(tokens) == sampling.max_new_tokens
+        assert completion.finish_reason == ("stop" if stopped else "length")
+
+
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
-@pytest.mark.parametrize("noisy", [False, True])
-def test_sampled_logprobs_equal_the_trainers(architecture, noisy):
+def test_tokens_of_every_architecture_under_noise_are_those_of_transformers(architecture):
     policy = random_policy(architecture, "nvfp4")
-    if noisy:
-        for seed, norm in enumerate(block_norms(policy.model).values()):
-            generator = torch.Generator().manual_seed(seed)
-            norm.noise = 0.2 * torch.randn(norm.weight.shape, generator=generator)
-    batch = TorchSampler(policy).sample(PROMPTS, SAMPLED, group_size=3, seeds=range(9))
-    rows = make_rows(PROMPTS, batch.completions, group_size=3)
-    with torch.no_grad():
-        expected, _ = plain_logprobs(policy, rows, SAMPLED.temperature)
-    assert (rows.sampled_logprobs - expected).abs().max() < 2e-4
-    assert expected[rows.mask].std() > 0.3
-
-
-def test_refresh_takes_up_trained_weights_and_nothing_else_does():
-    policy = random_policy()
-    sampler = TorchSampler(policy)
-
-    def sample(source=sampler):
-        return tokens_of(source.sample(PROMPTS, SAMPLED, group_size=1, seeds=range(3)))
-
-    before = sample()
-    with torch.no_grad():
-        for name, parameter in policy.model.named_parameters():
-            if "lora_B" in name:
-                parameter.mul_(-3.0)
-    assert sample() == before
-    sampler.refresh()
-    assert sample() == sample(TorchSampler(policy)) != before
+    with perturbed(policy, NOISE, seed=1, step=2, total_steps=3):
+        batch = TorchSampler(policy).sample(PROMPTS, SAMPLED, group_size=3, seeds=range(9))
+        require_drawn(policy, batch, SAMPLED)
 
 
 def test_logits_that_are_not_finite_name_the_layer():
@@ -100,33 +90,27 @@ def test_tokens_of_every_format_under_noise_are_those_of_transformers(weight_for
     asked, sampler = {"group_size": 4, "seeds": range(12)}, TorchSampler(policy)
     clean = sampler.sample(prompts, sampling, **asked)
     with perturbed(policy, NOISE, seed=1, step=2, total_steps=3):
-        expected = PlainSampler(policy).sample(prompts, sampling, **asked)
         drawn = sampler.sample(prompts, sampling, **asked)
-    require_alike(drawn, expected)
+        require_drawn(policy, drawn, sampling)
     # Noise goes away with its block.
     assert sampler.sample(prompts, sampling, **asked) == clean
     assert clean != drawn or sampling.temperature == 0
-    reasons = [completion.finish_reason for completion in expected.completions]
-    assert [completion.finish_reason for completion in drawn.completions] == reasons
-    assert "stop" in reasons
+    assert "stop" in [completion.finish_reason for completion in drawn.completions]
 
 
 def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(monkeypatch):
     policy, prompts = tiny()
     rows = []
-    draw = Decoder.draw
+    draw_step = Decoder.draw
 
     def counted(self, buffers, number, sampling):
         rows.append(len(buffers.done))
-        draw(self, buffers, number, sampling)
+        draw_step(self, buffers, number, sampling)
 
     monkeypatch.setattr(Decoder, "draw", counted)
     hot = SamplingConfig(temperature=1.5, max_new_tokens=60)
-    expected, drawn = (
-        sampler.sample(prompts, hot, group_size=8, seeds=range(24))
-        for sampler in (PlainSampler(policy), TorchSampler(policy))
-    )
-    require_alike(drawn, expected)
+    batch = TorchSampler(policy).sample(prompts, hot, group_size=8, seeds=range(24))
+    require_drawn(policy, batch, hot)
     assert rows == sorted(rows, reverse=True)
     assert rows[-1] < rows[0] == 24
 
