@@ -1,4 +1,4 @@
-"""What ranks divide and exchange: shares, the gradient of a step, completions, memory.
+"""What ranks divide and exchange: shares, the gradient of a step, rewards.
 
 Here ranks are played one after another in one process; real processes carry out whole runs in
 tests/repro/run/test_rank_processes.py.
@@ -6,7 +6,6 @@ tests/repro/run/test_rank_processes.py.
 
 import dataclasses
 import itertools
-import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -19,8 +18,7 @@ from repro.evaluate.asking import Evaluator
 from repro.procedures.train import _alike_on_ranks
 from repro.reward.score import Rewards
 from repro.rl.collect import GradingRequest, GrowingRollout, PromptSource
-from repro.rl.step import accumulate_step, step_metrics, within_memory
-from repro.rollout.sampler import SharedSampler
+from repro.rl.step import accumulate_step, step_metrics
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import DataConfig, RunConfig
 from repro.spec.tier import Tier
@@ -158,39 +156,6 @@ def test_passes_of_a_step_are_spread_evenly_over_ranks(step):
     assert min(loads) > 0.3 * sum(loads)
 
 
-class Exchanging(Ranks):
-    """A second rank that has what the first, before it, gave away."""
-
-    def objects(self, own):
-        """Return what was kept of the first rank, and this one's own."""
-        SENT[self.rank :] = [pickle.dumps(own)]
-        return [pickle.loads(kept) for kept in SENT]
-
-    any = staticmethod(bool)  # neither has a problem
-
-
-SENT = []
-
-
-def test_completions_arrive_as_they_were_sampled(step):
-    policy = tiny("bf16")
-    scale, rollout = step[2].scale, step[1]
-    prompts = [list(prompt) for prompt in rollout.rows.prompts][:3]
-    asked = {"group_size": 2, "seeds": list(range(6))}
-    alone = TorchSampler(policy).sample(prompts, scale.rollout, **asked)
-    SENT.clear()
-    first = SharedSampler(TorchSampler(policy), Exchanging(0, 2))
-    with pytest.raises(KeyError):  # it has its own rows only, as nothing comes back to it
-        first.sample(prompts, scale.rollout, **asked)
-    second = SharedSampler(TorchSampler(policy), Exchanging(1, 2))
-    batch = second.sample(prompts, scale.rollout, **asked)
-    assert batch.prompt_ids == alone.prompt_ids
-    for one, other in zip(alone.completions, batch.completions, strict=True):
-        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
-        # The last bits are those of the batch's width.
-        assert other.sampled_logprobs == pytest.approx(one.sampled_logprobs, abs=1e-5)
-
-
 def test_what_an_exchange_takes_is_counted_from_when_all_have_come_and_without_grades(monkeypatch):
     now = [0.0]
 
@@ -234,18 +199,3 @@ def test_each_rank_is_asked_as_many_rows_at_once_as_one_process(step):
     sampler, how = TorchSampler(step[0]), (step[0].tokenizer, None, 0)
     alone, of_four = Evaluator(sampler, *how), Evaluator(sampler, *how, ranks=Ranks(0, 4))
     assert (alone.rows_at_once, of_four.rows_at_once) == (256, 4 * 256)
-
-
-def test_memory_that_runs_out_on_one_rank_halves_the_passes_of_all():
-    class OtherLacks(Ranks):
-        def any(self, mine):
-            del mine
-            asked.append(None)
-            return len(asked) == 1
-
-    asked, forgotten = [], []
-    result = within_memory(
-        lambda size: size, 64, smallest=lambda size: size == 1,
-        forget=lambda: forgotten.append(None), ranks=OtherLacks(0, 2),
-    )  # fmt: skip
-    assert (result, len(forgotten)) == ((32, 32), 1)
