@@ -13,7 +13,7 @@ import pytest
 from matplotlib.text import Text
 from scipy import stats
 
-from figures import bars, captions, curves, paper_pictures, roofline
+from figures import bars, captions, curves, paper_pictures
 from figures.__main__ import SYSTEMS_PICTURES, pictures, save
 from figures.curves import heldout_points, smooth, training_points
 from figures.panels import PICTURES
@@ -62,7 +62,6 @@ def test_every_run_is_a_thin_line_behind_the_mean(seeds, steps):
     figure = curves.training(checked, "accuracy", "a title", "a unit")
     (axes,) = figure.axes
     assert axes.get_title(loc="left") == f"BF16, LoRA: {seeds} seed" + ("s" if seeds > 1 else "")
-    *runs, mean = axes.lines
     means = [point.mean for point in training_points(checked, "accuracy")["bf16_lora"]]
     records = checked.evidence.every_record()
     heights = [*(smooth(r.series["accuracy"], curves.WINDOW) for r in records), means]
@@ -72,26 +71,6 @@ def test_every_run_is_a_thin_line_behind_the_mean(seeds, steps):
         assert max(np.diff(places)) <= curves.WINDOW
         assert len(places) <= 51
         np.testing.assert_allclose(line.get_ydata(), np.array(known)[places - 1])
-    for run in runs:
-        assert run.get_color() == mean.get_color()
-        assert run.get_alpha() is None
-        assert run.get_linewidth() < mean.get_linewidth() / 2
-        assert run.get_zorder() < mean.get_zorder()
-
-
-def test_an_arms_panel_has_the_means_of_those_that_it_is_compared_with(checks_of):
-    (checked,) = checks_of("table1_coder_0_5b", device=H100)
-    figure = curves.training(checked, "entropy", "a title", "a unit")
-    panels = {axes.get_title(loc="left").split(":")[0]: axes for axes in figure.axes}
-    beside = {arm: {f"{line.get_label()}" for line in panel.lines} - {"a run", "mean of the runs"}
-              for arm, panel in panels.items()}  # fmt: skip
-    assert beside["BF16, LoRA"] == set()
-    assert beside["twice NVFP4's rounding, LoRA"] == {"mean of BF16, LoRA"}
-    assert beside["NVFP4, LoRA + AQN"] == {"mean of BF16, LoRA", "mean of NVFP4, LoRA"}
-    (legend,) = figure.legends
-    assert {"a run", "mean of the runs"}.union(*beside.values()) == {
-        text.get_text() for text in legend.get_texts()
-    }
 
 
 def test_rates_are_means_with_t_intervals_beside_the_papers_cells(checks_of):
@@ -128,14 +107,6 @@ def test_memory_shows_measured_peak_plan_and_limits(checks_of):
     assert small.measured * 1e9 == pytest.approx(record.value("peak_bytes_32b_32gb"))
     assert small.planned * 1e9 == pytest.approx(record.value("predicted_bytes_32b_32gb"))
     assert [row.size for row in rows] == sorted((row.size for row in rows), reverse=True)
-
-
-def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor(checks_of):
-    (checked,) = checks_of("kernels")
-    lines = [line for of_block in roofline.times(checked).values() for line in of_block.values()]
-    assert len(lines) == 6
-    assert all(len(line) == 11 and line == sorted(line) for line in lines)
-    assert all(ours > floor for line in lines for _, ours, _, floor in line)
 
 
 def test_a_note_names_seeds_device_commit_and_protocol(checks_of):

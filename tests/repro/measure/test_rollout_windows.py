@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from repro.measure import rollout_cells, throughput
-from repro.measure.rollout_cells import Cell, Repeat, windows_of
+from repro.measure.rollout_cells import Cell, Repeat
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
@@ -32,18 +32,6 @@ def engine_for(point=POINT):
             ignore_end=True,
         ),
     )
-
-
-def test_windows_stand_for_all_steps_and_lie_in_the_middle_of_their_stretches():
-    windows = windows_of(PAPER)
-    assert sum(window.stands_for for window in windows) == 2047
-    start = 256
-    for window in windows:
-        first, last = window.position + 1, window.position + PAPER.window_steps
-        middle = start + (window.stands_for - 1) / 2
-        assert abs((first + last) / 2 - middle) <= 0.5
-        start += window.stands_for
-    assert start == 256 + 2047
 
 
 def test_a_step_time_that_grows_in_proportion_to_the_position_is_summed_as_it_is(monkeypatch):

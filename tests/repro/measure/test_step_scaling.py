@@ -61,6 +61,7 @@ def body(*run):
     there = types.SimpleNamespace(is_available=lambda: True)
     step_time.torch = types.SimpleNamespace(cuda=there, set_num_threads=torch.set_num_threads)
     step_time.matmul_rate = step_metrics.copy_rate = lambda: 1e12
+    device_state.gc = types.SimpleNamespace(collect=lambda: 0)
     device_state._memory = lambda: dict.fromkeys(("total_bytes", "free_bytes", "peak_bytes"), 0)
     step_measure.require_clean, step_measure._budget = (lambda: None), budget
     step_measure.build_policy = lambda *a: small.small_policy()

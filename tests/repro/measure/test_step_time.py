@@ -154,15 +154,6 @@ def test_points_are_grouped_by_the_policy_and_budget_that_they_need():
     assert len(step_measure.together([POINT, other, POINT])) == 3
 
 
-def test_a_planned_step_has_the_points_sizes_and_all_its_rows_at_once():
-    for slots in (0, 2):
-        point = dataclasses.replace(POINT, slots=slots)
-        planned = step_measure.step_shape(point, NVFP4, StepScale(points=(point,)), 10**10)
-        assert (planned.slots, planned.row_tokens, planned.rank) == (slots or 4, 44, 32)
-        assert planned.micro_tokens == planned.packed(4)
-        assert step_measure.engine_config(point, planned).slots == planned.slots
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here, so it would measure")
 def test_without_a_device_the_procedure_says_so(tmp_path):
     run = RunConfig(

@@ -141,13 +141,6 @@ def test_retries_are_counted_under_the_clock_and_not_at_the_start(loaded, monkey
     assert "tokens_per_second_q_1" not in results[0].metrics
 
 
-def test_each_model_is_loaded_into_a_clean_device(loaded, monkeypatch, tmp_path):
-    asked: list[int] = []
-    monkeypatch.setattr(throughput, "require_clean", lambda: asked.append(len(loaded)))
-    throughput.measure_seeds(runs_of(SCALE, 1), context_of(tmp_path))
-    assert asked == [0, 1]
-
-
 def test_an_arm_of_which_nothing_fits_has_failed_and_says_why(loaded, monkeypatch, tmp_path):
     said = "needs 95.5 of 79.2 GiB by the plan"
     cells = dict.fromkeys(("p_1", "p_2", "p_3", "q_1"), said)

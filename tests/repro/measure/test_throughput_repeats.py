@@ -78,10 +78,14 @@ def runs_of(scale, seeds=3):
     ]  # fmt: skip
 
 
-def test_all_seeds_of_an_arm_load_each_shape_once(loaded, tmp_path):
+def test_all_seeds_of_an_arm_load_each_shape_once_into_a_clean_device(
+    loaded, tmp_path, monkeypatch
+):
+    asked: list[int] = []
+    monkeypatch.setattr(throughput, "require_clean", lambda: asked.append(len(loaded)))
     runs = runs_of(ThroughputScale(points=POINTS))
     results = throughput.measure_seeds(runs, context_of(tmp_path))
-    assert loaded == ["a", "b"]
+    assert (loaded, asked) == (["a", "b"], [0, 1])
     assert len(results) == 3
     for measured in results:
         assert measured.facts["repeats_together"] == 3

@@ -1,17 +1,14 @@
 """The last line of a check: what is at fault or worse comes first, then verdicts in plain words."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from repro.judge.check import Checked, exit_status
+from repro.judge.check import exit_status
 from repro.report.ending import bar_word, ending
 from repro.report.verdict_words import Kind, kind_of
 from repro.spec.tier import Tier
-
-Of = Callable[..., Checked]
 
 
 def with_statuses(checked, kind, *statuses, **more):

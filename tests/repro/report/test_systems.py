@@ -6,14 +6,13 @@ import pytest
 
 from repro.evidence.paper import paper_cells
 from repro.report.systems import QUESTIONS, systems_writers
-from repro.report.systems_rates import comparisons, ratio_span
+from repro.report.systems_rates import comparisons
 from repro.report.verdict_words import Kind, of_kind
 from repro.run.places import PACKAGE, expected_folder
 from repro.targets import find
 
 EXPECTED = expected_folder(None)
 PAGE = PACKAGE.parent / "docs" / "systems.md"
-H100 = "nvidia_h100_80gb_hbm3"
 
 
 @pytest.fixture(scope="module")
@@ -37,34 +36,10 @@ def test_a_ratio_is_that_of_the_verdict_and_the_papers_is_of_its_two_cells(table
     assert (by_place[1].verdict, by_place[1].paper) == (None, None)
 
 
-def test_a_pair_of_which_one_was_not_run_has_no_ratio(blessed_of):
-    checked = blessed_of("rollout", device=H100)
-    (pair,) = [p for p in comparisons(checked, EXPECTED) if (p.model, p.place) == ("32b", 256)]
-    assert (pair.ratio, pair.slow) == (None, "bf16_lora")
-
-
 def test_without_records_each_block_says_so(tmp_path):
     (tmp_path / "paper").mkdir()
     for write in systems_writers(list, tmp_path).values():
         assert write() == ["No records are blessed yet."]
-
-
-def test_a_question_has_the_ratios_of_its_pairs_on_each_device(every_blessed):
-    heads, *lines = rows(systems_writers(lambda: every_blessed, EXPECTED)["systems_short"]())
-    assert heads == ["question", "compared with", "paper", "H100", "H200"]
-    assert len({(line[0], line[1]) for line in lines}) == len(lines)
-    assert {line[0] for line in lines} == set(QUESTIONS)
-    (vllm,) = [c for c in every_blessed if c.selection.target.name == "rollout_vllm"]
-    (line,) = [line for line in lines if line[1] == "vLLM's engine"]
-    assert line[3:] == ["", ratio_span(comparisons(vllm, EXPECTED))]
-
-
-def test_a_rate_is_the_mean_of_its_records(table6):
-    heads, *lines = rows(systems_writers(lambda: [table6], EXPECTED)["systems_rates"]())
-    assert heads == ["model", "batch", "H200, 16-bit LoRA", "H200, QeRL"]
-    values = table6.evidence.values("tokens_per_second_7b_8")["nvfp4_lora"].values()
-    assert lines[-1][:2] == ["7B", "8"]
-    assert lines[-1][3] == f"{sum(values) / len(values):,.0f}"
 
 
 def test_the_first_sentences_count_the_papers_claims(every_blessed):

@@ -15,15 +15,13 @@ from repro.run.places import expected_folder
 from repro.run.preflight import unfit
 from repro.spec.arm import RewardFunction
 from repro.spec.target import plan
-from repro.spec.tier import CudaDevice, Tier
+from repro.spec.tier import Tier
 from repro.targets import find
 from tests.changed_settings import with_value
 from tests.repro.made_up import planned_record
 from tests.repro.models.conftest import edit_config
 from tests.repro.planned import STUDY
 from tests.said import unsaid
-
-H100 = CudaDevice(name="NVIDIA H100", capability=(9, 0), memory_bytes=85_000_000_000)
 
 
 def having_taken(record, seconds, peak_bytes):
@@ -86,14 +84,11 @@ def test_a_plan_says_how_large_a_folder_s_model_is_and_what_its_config_gets_wron
     said = capsys.readouterr().out
     assert unsaid(said, "own: |0.8312 million|4 blocks|128") == []
     assert "refused" not in said
-    wrong = {"rms_norm_eps": "1e-6", "hidden_act": "gelu", "model_type": "phi"}
-    for field, value in (wrong | {"partial_rotary_factor": 0.5, "eos_token_id": 5000}).items():
-        shutil.copy(TINY_FOLDER / "config.json", folder)
-        edit_config(folder, lambda values, changed={field: value}: values.update(changed))
-        assert main(line) == 2
-        said = capsys.readouterr().err
-        assert field in said
-        assert len(said.splitlines()) == 1
+    edit_config(folder, lambda values: values.update({"hidden_act": "gelu"}))
+    assert main(line) == 2
+    said = capsys.readouterr().err
+    assert "hidden_act" in said
+    assert len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
