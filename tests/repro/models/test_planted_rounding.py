@@ -39,6 +39,8 @@ def test_another_order_of_channels_is_the_same_function(architecture, make_check
         # Queries' and keys' own channels stay: their biases, and the gains on them.
         unchanged = leaf in ("q_norm", "k_norm") or name.endswith(("q_proj.bias", "k_proj.bias"))
         assert same == unchanged
+    other = PermutedSource(TensorFolder(folder), description.config, draw=4)
+    assert not torch.equal(other.read("model.norm.weight"), source.read("model.norm.weight"))
 
 
 def test_once_a_format_s_error_is_the_format():
