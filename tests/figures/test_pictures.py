@@ -101,7 +101,7 @@ def test_gains_have_the_ratios_and_intervals_of_the_verdicts(checks_of):
 def test_memory_shows_measured_peak_plan_and_limits(checks_of):
     checks = checks_of("memory", "memory_budgets")
     rows = bars.memory_rows(checks, EXPECTED)
-    (small,) = [row for row in rows if row.point.endswith("4 rows at once") and row.size == 32]
+    (small,) = [row for row in rows if row.point.endswith("2 rows at once") and row.size == 32]
     assert (small.budget, small.most) == (32.0, 32.0)
     (record,) = [r for c in checks for r in c.evidence.every_record() if r.target != "memory"]
     assert small.measured * 1e9 == pytest.approx(record.value("peak_bytes_32b_32gb"))
