@@ -1,26 +1,38 @@
 """Adapters in the launch of their layer: every element, the same bits, under capture, in turns."""
 
+import dataclasses
 import itertools
+import json
 import random
 
 import pytest
 import torch
 
-from kernels import dispatch, reference
+from kernels import dispatch, reference, tuning
 from kernels.cuda import compiler, linear
 from kernels.cuda.fused_adapter import FILES, macros
 from kernels.cuda.hopper import Adapter
 from kernels.packing import PackedWeight, pack
-from kernels.tune import with_adapter
+from kernels.tune import LAYERS, with_adapter
 from tests.kernels.conftest import assert_bitwise, assert_within_twice
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
+TABLE = json.loads((tuning.FOLDER / f"{tuning.FALLBACK}.json").read_text(encoding="utf-8"))
 
 
 def _weight(N, K):
     packs = torch.zeros(-(-N // 16), -(-K // 256), 1, dtype=torch.uint8)
     return PackedWeight(format="nvfp4", shape=(N, K), packs=packs, gain=torch.ones(()), extras={})
+
+
+@pytest.mark.parametrize(("format", "most"), [("nvfp4", 16), ("mxfp4", 16), ("nf4", 8)])
+def test_the_tables_layers_take_an_adapter_up_to_a_row_count(monkeypatch, format, most):
+    monkeypatch.setattr(tuning, "stored_table", lambda device: TABLE)
+    for N, K in (shape for layers in LAYERS.values() for shape in layers.values()):
+        weight = dataclasses.replace(_weight(N, K), format=format)
+        fusing_rows = [M for M in range(1, 129) if linear.fuses_adapter(weight, M)]
+        assert fusing_rows == list(range(1, most + 1)), f"{N} x {K}"
 
 
 @pytest.mark.parametrize("M", [8, 16])

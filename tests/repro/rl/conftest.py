@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from repro.data.generator import GeneratorConfig
 from repro.data.problem import Problem
@@ -22,7 +23,6 @@ from repro.spec.config import (
     TrainScale,
     derive_seed,
 )
-from tests.repro.models.conftest import random_model
 from tests.repro.rl.uneven_rows import uneven_rows
 from tests.repro.small_runs import fresh_policy, rewards_of, small_run, train_alone
 
@@ -61,9 +61,28 @@ def checkpoint_folder(tmp_path_factory):
     """Write a random 2-layer Qwen2 with the tiny tokenizer."""
     folder = tmp_path_factory.mktemp("random-qwen2")
     tokenizer = build_tokenizer(GeneratorConfig())
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64}
-    random_model("qwen2", **sizes, **ends, bos_token_id=None).save_pretrained(folder)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = Qwen2ForCausalLM(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.mul_(4.0 if parameter.dim() > 1 else 1.0)
+                if "norm" in name:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

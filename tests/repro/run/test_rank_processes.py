@@ -2,7 +2,10 @@
 
 import dataclasses
 import os
+import shutil
 import signal
+import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -279,6 +282,7 @@ def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch):
      ("nvfp4_lora_aqn", "drift", "rank 1 differs"),
      ("nvfp4_lora_aqn", "raise", "rank 1 .*ValueError: planted"),
      ("bf16_full", "gradient", "rank 1: .*gradient.* step 2"),
+     ("bf16_full", "idle", "rank 1: log-probabilities"),
      # The other waits in the middle of a pass: nothing can begin again.
      ("bf16_full", "memory", "rank 1 .*OutOfMemoryError: planted")],
 )  # fmt: skip
@@ -412,6 +416,59 @@ def test_for_what_one_torchrun_is_at_another_waits_and_takes_it_over(tmp_path, f
     assert len(list(tmp_path.rglob("seed-0.json"))) == 1
     (lines,) = tmp_path.rglob("metrics.jsonl")
     assert [step["step"] for step in read_lines(lines)] == list(range(1, 9))
+
+
+@pytest.fixture
+def two_hosts():
+    """Two network namespaces with one link, as commands; and how all its packets get lost."""
+    if os.getuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and iproute2: hosts of its own are network namespaces")
+
+    def ip(words):
+        subprocess.run(["ip", *words.split()], check=True)
+
+    def lose():
+        for host, other in ((1, 2), (2, 1)):  # sent where nobody listens
+            nobody = f"10.77.0.{other} lladdr 02:00:00:00:00:09 dev wire nud permanent"
+            ip(f"-n {hosts[host - 1]} neigh replace {nobody}")
+
+    hosts = [f"ranks-{os.getpid()}-{number}" for number in (1, 2)]
+    try:
+        for host in hosts:
+            ip(f"netns add {host}")
+        ip(f"link add wire netns {hosts[0]} type veth peer name wire netns {hosts[1]}")
+        for number, host in enumerate(hosts, 1):
+            ip(f"-n {host} addr add 10.77.0.{number}/24 dev wire")
+            for device in ("wire", "lo"):
+                ip(f"-n {host} link set {device} up")
+        yield [["ip", "netns", "exec", host] for host in hosts], lose
+    finally:
+        for host in hosts:
+            inside = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True)
+            for pid in inside.stdout.split():
+                os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "delete", host], check=False)
+
+
+@pytest.mark.nightly
+def test_a_lost_network_names_the_missing_rank(tmp_path, two_hosts, monkeypatch):
+    hosts, lose = two_hosts
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "wire")
+    meet = "--rdzv-backend=c10d --rdzv-endpoint=10.77.0.1:29400 --nnodes=2 --nproc-per-node=1"
+    starts = [
+        command(tmp_path, *ONE_RUN, "--steps=400", "--stall-timeout=6", before=host, launcher=[
+            "torch.distributed.run", *meet.split(), f"--rdzv-conf=is_host={1 - number}",
+            f"--local-addr=10.77.0.{number + 1}", "-m",
+        ])
+        for number, host in enumerate(hosts)
+    ]  # fmt: skip
+    until(lambda: list(tmp_path.rglob("metrics.jsonl")), starts[0])
+    lose()
+    assert starts[0].wait(60) != 0
+    assert "Rank 1 failed to pass" in starts[0].stdout.read()
+    # torchrun itself stays there for a while, since its store is on the first host.
+    threading.Timer(60, starts[1].kill).start()
+    assert any("rank 1 on" in line and "waited up to 12 s" in line for line in starts[1].stdout)
 
 
 @pytest.mark.nightly
