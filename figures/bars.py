@@ -63,8 +63,8 @@ def memory_rows(checks: Sequence[Checked], expected: Path) -> list[MemoryRow]:
                 rank = point["lora_rank"] or records[0].config["arm"]["lora_rank"]
                 words = f"{point['model'].upper()}, {point['prompts'] * point['group']} x "
                 words += f"{point['completion_tokens']}, rank {rank}"
-                if point.get("slots"):
-                    words += f", {point['slots']} rows at once"
+                if slots := point.get("slots"):
+                    words += f", {slots} row{'s' * (slots > 1)} at once"
                 planned = records[0].value(f"predicted_bytes_{name}")
                 most = None if bar is None else bar.accept[1]
                 row = MemoryRow(
