@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 from repro.evidence.record import failed_record
 from repro.run.shared_work import RunLocks
@@ -81,10 +82,8 @@ def test_measurements_are_claimed_one_at_a_time(tmp_path):
 
 
 def test_without_locks_a_sentence_says_so_once_and_the_runs_go_on(tmp_path, monkeypatch):
-    def refuse(*arguments):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    refused = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=refused))
     runs, said = runs_of(), list[str]()
     with start(tmp_path, runs, said) as one:
         for run in runs:
@@ -93,12 +92,27 @@ def test_without_locks_a_sentence_says_so_once_and_the_runs_go_on(tmp_path, monk
     assert "has no locks" in sentence
 
 
-TAKING = """
-import os, sys, time
-sys.path[:0] = [{root!r}]
+def waiting(runs, folder, records, *more):
+    """Record runs after a little while, a call to a line, but for one that fails."""
+    with (records / "calls.jsonl").open("a") as file:
+        file.write(json.dumps([os.getppid(), runs[0].digest()]) + "\n")
+    time.sleep(0.2)
+    if runs[0].seed == 3:
+        raise ValueError("cannot be done")
+    return at_once(runs, folder, records)
+
+
+# Of every process that a test starts.
+IMPORTS = """
+import json, os, sys, time
 from pathlib import Path
-from tests.repro.run.test_shared_work import ROOT, runs_of, start, task_of
-folder = Path({folder!r})
+from rich.console import Console
+from repro.run.execute import execute
+from repro.run.several_ranks.room import Room
+from tests.repro.run.test_shared_work import runs_of, start, task_of, waiting
+folder = Path(sys.argv[1])
+"""
+TAKING = """
 runs = runs_of()[:1]
 claims, task, taken = start(folder, runs), task_of(runs, folder), 0
 while taken < 100:
@@ -110,34 +124,30 @@ while taken < 100:
     claims.release(task)
 print("taken", taken, flush=True)
 """
-
-
-def python(script, folder):
-    return subprocess.Popen(
-        [sys.executable, "-c", script.format(root=str(ROOT), folder=str(folder))],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def test_two_processes_are_never_inside_together(tmp_path):
-    processes = [python(TAKING, tmp_path) for _ in range(3)]
-    for process in processes:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        assert out == "taken 100\n"
-
-
 HOLDING = """
-import sys, time
-sys.path[:0] = [{root!r}]
-from pathlib import Path
-from tests.repro.run.test_shared_work import runs_of, start, task_of
-folder = Path({folder!r})
 claims = start(folder, runs_of())
 assert claims.take(task_of(runs_of(), folder)).claimed is not None
 print("taken", flush=True)
 time.sleep(600)
 """
+SHARING = """
+outcome = execute(runs_of(4), folder, room=Room(), console=Console(), carry_out=waiting)
+print(json.dumps([outcome.before + outcome.finished, outcome.failed, outcome.left]))
+"""
+
+
+def python(script, folder):
+    return subprocess.Popen(
+        [sys.executable, "-c", IMPORTS + script, str(folder)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_two_processes_are_never_inside_together(tmp_path):
+    for process in [python(TAKING, tmp_path) for _ in range(3)]:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert out == "taken 100\n"
 
 
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
@@ -153,46 +163,13 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
         assert other.take(task).claimed == task
 
 
-def waiting(runs, folder, records, *more):
-    """Record runs after a little while, a call to a line, but for one that fails."""
-    with (records / "calls.jsonl").open("a") as file:
-        file.write(json.dumps([os.getppid(), runs[0].digest()]) + "\n")
-    time.sleep(0.2)
-    if runs[0].seed == 3:
-        raise ValueError("cannot be done")
-    return at_once(runs, folder, records)
-
-
-SHARING = """
-import json, sys
-sys.path[:0] = [{root!r}]
-from pathlib import Path
-from rich.console import Console
-from repro.run.execute import execute
-from repro.run.several_ranks.room import Room
-from tests.repro.run.test_shared_work import runs_of, waiting
-
-if __name__ == "__main__":
-    outcome = execute(runs_of(4), Path({folder!r}), room=Room(), console=Console(),
-                      carry_out=waiting)
-    print(json.dumps([outcome.before + outcome.finished, outcome.failed, outcome.left]))
-"""
-
-
 def test_two_starts_share_the_work_and_both_know_how_it_ended(tmp_path):
-    folder, script = tmp_path / "runs", tmp_path / "sharing.py"
-    script.write_text(SHARING.format(root=str(ROOT), folder=str(folder)))
-    processes = [
-        subprocess.Popen([sys.executable, str(script)], cwd=ROOT, stdout=subprocess.PIPE,
-                         stderr=subprocess.STDOUT, text=True)
-        for _ in range(2)
-    ]  # fmt: skip
-    for process in processes:
-        printed = process.communicate(timeout=120)[0]
-        assert process.returncode == 0, printed
-        assert json.loads(printed.splitlines()[-1]) == [12, 4, 0], printed
-    calls = [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+    for process in [python(SHARING, tmp_path) for _ in range(2)]:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert json.loads(out.splitlines()[-1]) == [12, 4, 0], out
+    calls = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
     assert sorted(digest for _, digest in calls) == sorted(run.digest() for run in runs_of(4))
     assert len({starter for starter, _ in calls}) == 2
-    assert len(list(folder.rglob("*.failed-*.json"))) == 4
-    assert not list(folder.rglob("*.lock"))
+    assert len(list(tmp_path.rglob("*.failed-*.json"))) == 4
+    assert not list(tmp_path.rglob("*.lock"))
