@@ -54,13 +54,6 @@ def fake(tmp_path, monkeypatch):
     return planted("fake_measurements", FAKE, tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def runs(tmp_path):
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    return folder
-
-
 def go(runs, fake, arms=None, *, target=ROLLOUT, printed=None):
     return execute(
         plan(target, Tier.SYSTEMS, 2, arms),
@@ -76,8 +69,7 @@ def planned(arms=None):
 
 
 def calls(runs):
-    lines = (runs / "calls.jsonl").read_text().splitlines()
-    return [(process, arm) for process, arm in map(json.loads, lines)]
+    return [json.loads(line) for line in (runs / "calls.jsonl").read_text().splitlines()]
 
 
 def rates(runs, arm):
@@ -87,8 +79,9 @@ def rates(runs, arm):
     ]
 
 
-def test_an_arm_after_one_without_memory_measures_the_same(tmp_path, runs, fake):
-    alone = tmp_path / "alone"
+def test_an_arm_after_one_without_memory_measures_the_same(tmp_path, fake):
+    runs, alone = tmp_path / "runs", tmp_path / "alone"
+    runs.mkdir()
     alone.mkdir()
     go(alone, fake, [SECOND])
     (runs / f"exhausts-{FIRST}").touch()
@@ -103,17 +96,17 @@ def test_an_arm_after_one_without_memory_measures_the_same(tmp_path, runs, fake)
     assert "OutOfMemoryError" in failed[0].outcome["reason"]
 
 
-def test_a_stopped_table_keeps_its_recorded_arm(runs, fake):
-    (runs / f"stops-{SECOND}").touch()
+def test_a_stopped_table_keeps_its_recorded_arm(tmp_path, fake):
+    (tmp_path / f"stops-{SECOND}").touch()
     printed = io.StringIO()
-    outcome = go(runs, fake, target=find("table6"), printed=printed)
+    outcome = go(tmp_path, fake, target=find("table6"), printed=printed)
     assert (outcome.finished, outcome.failed, outcome.left) == (2, 0, 2)
     assert "it is measured again from its beginning" in printed.getvalue()
-    kept = {path: path.read_bytes() for path in iterate_records(runs, "systems", "table6")}
+    kept = {path: path.read_bytes() for path in iterate_records(tmp_path, "systems", "table6")}
     assert {path.parent.name for path in kept} == {FIRST}
-    outcome = go(runs, fake, target=find("table6"))
+    outcome = go(tmp_path, fake, target=find("table6"))
     assert (outcome.before, outcome.finished, outcome.left) == (2, 2, 0)
-    assert [arm for _, arm in calls(runs)] == [FIRST, SECOND, SECOND]
+    assert [arm for _, arm in calls(tmp_path)] == [FIRST, SECOND, SECOND]
     assert {path: path.read_bytes() for path in kept} == kept
 
 

@@ -63,14 +63,6 @@ def fake(tmp_path, monkeypatch):
     return planted("fake_runs", FAKE, tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Return an empty folder of records."""
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    return folder
-
-
 def runs_of(seeds=2):
     return plan(STUDY, Tier.MINI, range(seeds), ["bf16", "bf16_lora", "nvfp4_lora"])
 
@@ -95,40 +87,40 @@ def calls(folder):
     return [tuple(json.loads(line)) for line in (folder / "calls.jsonl").read_text().splitlines()]
 
 
-def test_every_run_is_carried_out_once_on_one_of_the_devices(folder, fake):
+def test_every_run_is_carried_out_once_on_one_of_the_devices(tmp_path, fake):
     runs, said = runs_of(), io.StringIO()
-    outcome = go(runs, folder, fake, devices=2, said=said)
+    outcome = go(runs, tmp_path, fake, devices=2, said=said)
     # A worker that the machine killed (for memory, say) is named in what was said or in the log.
-    text = said.getvalue() + (folder / "workers.log").read_text()
+    text = said.getvalue() + (tmp_path / "workers.log").read_text()
     assert (outcome.finished, outcome.failed, outcome.left) == (6, 0, 0), text
-    assert {device for device, _ in calls(folder)} <= {"0", "1"}
-    carried = [digest for _, digests in calls(folder) for digest in digests]
+    assert {device for device, _ in calls(tmp_path)} <= {"0", "1"}
+    carried = [digest for _, digests in calls(tmp_path) for digest in digests]
     assert sorted(carried) == sorted(run.digest() for run in runs), text
-    again = go(runs, folder, fake, devices=2)
+    again = go(runs, tmp_path, fake, devices=2)
     assert (again.before, again.finished) == (6, 0)
-    assert len(calls(folder)) == 6
+    assert len(calls(tmp_path)) == 6
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_a_dying_worker_gives_its_run_back_once(folder, fake, deaths):
-    (folder / "die-bf16_lora-0").write_text(str(deaths), encoding="utf-8")
-    outcome = go(runs_of(), folder, fake, devices=deaths)
+def test_a_dying_worker_gives_its_run_back_once(tmp_path, fake, deaths):
+    (tmp_path / "die-bf16_lora-0").write_text(str(deaths), encoding="utf-8")
+    outcome = go(runs_of(), tmp_path, fake, devices=deaths)
     assert (outcome.finished, outcome.failed, outcome.left) == (7 - deaths, deaths - 1, 0)
-    assert len(calls(folder)) == 7
+    assert len(calls(tmp_path)) == 7
     if deaths == 2:
-        failed = failed_of(folder)
+        failed = failed_of(tmp_path)
         assert failed.arm == "bf16_lora"
         assert "exit code 9" in failed.outcome["reason"]
 
 
 @pytest.mark.parametrize(("cause", "workers"), [("lose", 2), ("fail", 1)])
-def test_a_worker_that_lost_its_device_ends_with_that_run(folder, fake, cause, workers):
+def test_a_worker_that_lost_its_device_ends_with_that_run(tmp_path, fake, cause, workers):
     runs = runs_of()
-    (folder / f"{cause}-bf16-1").touch()
-    outcome = go(runs, folder, fake, devices=1)
+    (tmp_path / f"{cause}-bf16-1").touch()
+    outcome = go(runs, tmp_path, fake, devices=1)
     assert (outcome.finished, outcome.failed, outcome.left) == (5, 1, 0)
-    assert len(set((folder / "workers").read_text().split())) == workers
-    failed = failed_of(folder)
+    assert len(set((tmp_path / "workers").read_text().split())) == workers
+    failed = failed_of(tmp_path)
     said = "illegal memory access" if cause == "lose" else "the gradient norm is nan"
     assert said in failed.outcome["reason"]
 
