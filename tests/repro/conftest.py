@@ -23,7 +23,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.environment import with_environment
-from tests.repro.made_up import honest_record, planned_record, source_of
+from tests.repro.made_up import honest_record, source_of
 from tests.repro.recorded_smoke import record_smoke
 
 
@@ -133,12 +133,6 @@ def kept_graders(idle_graders):
 def tokenizer():
     """Return the tokenizer of the tiny policy."""
     return build_tokenizer(DEFAULT_GENERATOR)
-
-
-@pytest.fixture(name="planned_record")
-def maker_of_planned_records():
-    """Return the maker of one honest record of a run with a plan."""
-    return planned_record
 
 
 def write_table1(runs, spoil=lambda record: record, seeds=5):

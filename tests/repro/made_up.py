@@ -1,7 +1,7 @@
 """Made-up records of training runs: what honest runs would leave, with known numbers.
 
 Nothing here was measured. Everything in a record fits everything else in it, so that `check` takes
-it; `with_accuracy` and `with_gain` change a result and what follows from it.
+it; `with_accuracy` changes a result and what follows from it.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def with_accuracies(record: Record, percents: Mapping[str, float]) -> Record:
     """Return a record with other accuracies, and what follows from all of them."""
     for name, percent in percents.items():
         record = _answered(record, name, percent)
-    return following(record)
+    record = dataclasses.replace(record, facts=record.facts | {"grades": {"ok": 10**7}})
+    return dataclasses.replace(record, metrics=record.metrics | record.derived())
 
 
 def _answered(record: Record, name: str, percent: float) -> Record:
@@ -143,31 +144,13 @@ def _answered(record: Record, name: str, percent: float) -> Record:
     return dataclasses.replace(record, metrics=metrics, facts=record.facts | {"answers": answers})
 
 
-def with_gain(record: Record, points: float) -> Record:
-    """Return a record whose greedy accuracy rose by other points."""
-    start = record.value("accuracy_greedy_start") or 0.0
-    return with_accuracy(record, "accuracy_greedy", start + points)
-
-
-def following(record: Record) -> Record:
-    """Return a record with the metrics and grades that follow from its other numbers."""
-    grades = {"ok": 10**7}
-    record = dataclasses.replace(record, facts=record.facts | {"grades": grades})
-    return dataclasses.replace(record, metrics=record.metrics | record.derived())
-
-
 def _inputs(run: RunConfig) -> dict[str, str]:
     inputs = {"checkpoint": "c" * 64, "test_problems": "d" * 64, "prompt_template": "e" * 64}
     inputs |= {f"test_problems_{item.name}": "a" * 64 for item in run.scale.test_sets}
-    return (
-        inputs
-        if run.procedure == "evaluate"
-        else inputs
-        | {
-            "train_problems": "f" * 64,
-            "order_of_problems": digest_of(["the order of seed", run.seed]),
-        }
-    )
+    if run.procedure != "evaluate":
+        inputs["train_problems"] = "f" * 64
+        inputs["order_of_problems"] = digest_of(["the order of seed", run.seed])
+    return inputs
 
 
 def _facts(run: RunConfig) -> dict[str, Any]:
@@ -184,15 +167,11 @@ def _facts(run: RunConfig) -> dict[str, Any]:
     }
     if run.procedure == "evaluate":
         return facts
-    trained = shape.parameters()
+    facts["parameters_trainable"] = shape.parameters()
     if arm.training == "lora":
         norms = 2 * shape.layers * shape.hidden if arm.norms_trained else 0
-        trained = shape.adapter_parameters(arm.lora_rank) + norms
-    return (
-        facts
-        | _training_facts(run, 2 * shape.layers, shape.hidden)
-        | {"parameters_trainable": trained}
-    )
+        facts["parameters_trainable"] = shape.adapter_parameters(arm.lora_rank) + norms
+    return facts | _training_facts(run, 2 * shape.layers, shape.hidden)
 
 
 def _training_facts(run: RunConfig, norms: int, channels: int) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 """Blessing what was planned: failures kept, shared arms at home, sweeps without expectations."""
 
-import dataclasses
 import json
 import lzma
-from datetime import UTC, datetime
 
 import pytest
 
@@ -15,9 +13,9 @@ from repro.evidence.store import blessed_records
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import BlessError, main_bless
 from repro.run.analysis_plan import write_plans
-from repro.run.select import select
 from repro.spec.tier import Tier
-from tests.repro.made_up import at_commit, on_device, source_of
+from tests.repro.made_up import at_commit, on_device, planned_record, source_of
+from tests.repro.run.test_analysis_plan import selected, write
 
 pytestmark = pytest.mark.usefixtures("planned_targets")
 
@@ -28,19 +26,12 @@ def go(target, runs, expected, *flags):
     assert main_bless(build_parser().parse_args(["bless", target, *where, *flags])) == 0
 
 
-def write(target, runs, maker, **changes):
-    (selection,) = select([target], tier="mini")
-    for run in selection.plan():
-        dataclasses.replace(maker(run), **changes).write(runs)
-
-
-def test_failed_runs_are_kept_and_shared_arms_stay_at_home(tmp_path, expected, planned_record):
+def test_failed_runs_are_kept_and_shared_arms_stay_at_home(tmp_path, expected):
     runs = tmp_path / "runs"
-    write("study_schedules", runs, planned_record)
+    write("study_schedules", runs)
     (runs / "mini" / "study_schedules" / "aqn_linear" / "seed-8.json").unlink()
-    (selection,) = select(["study_schedules"], tier="mini")
-    (run,) = selection.plan([8], ["aqn_linear"])
-    failed = failed_record(run, "the gradient norm is nan", {}, datetime.now(UTC))
+    (run,) = selected("study_schedules").plan([8], ["aqn_linear"])
+    failed = failed_record(run, "the gradient norm is nan", {})
     on_device(at_commit(failed), "NVIDIA H200").write(runs)
     go("study_schedules", runs, expected)
     records = blessed_records(expected, Tier.MINI, "study_schedules")
@@ -56,9 +47,9 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(tmp_path, expected, p
     assert checked.sound
 
 
-def test_seeds_can_be_kept_before_the_rest_is_run(tmp_path, expected, planned_record):
+def test_seeds_can_be_kept_before_the_rest_is_run(tmp_path, expected):
     runs, rest = tmp_path / "runs", tmp_path / "rest"
-    write("study", runs, planned_record)
+    write("study", runs)
     whole = len(list((runs / "mini" / "study").glob("*/seed-*.json")))
     arm = runs / "mini" / "study" / "nvfp4_lora"
     later = rest / arm.relative_to(runs)
@@ -78,14 +69,13 @@ def test_seeds_can_be_kept_before_the_rest_is_run(tmp_path, expected, planned_re
     assert len(blessed_records(expected, Tier.MINI, "study")) == whole
 
 
-def test_the_blessed_plan_is_the_one_made_before_the_runs(tmp_path, expected, planned_record):
+def test_the_blessed_plan_is_the_one_made_before_the_runs(tmp_path, expected):
     runs = tmp_path / "runs"
-    (selection,) = select(["study_schedules"], tier="mini")
-    write_plans(selection.plan(), runs)
+    write_plans(selected("study_schedules").plan(), runs)
     (before,) = (runs / "mini" / "plans").glob("study_schedules-*.json")
     made = json.loads(before.read_text()) | {"made": "2026-01-02T03:04:05+00:00"}
     before.write_text(json.dumps(made))
-    write("study_schedules", runs, planned_record)
+    write("study_schedules", runs)
     go("study_schedules", runs, expected)
     (plan,) = of_schedules(expected)
     assert plan.made == made["made"]
@@ -101,18 +91,17 @@ def of_schedules(expected):
     return [one for one in every if one.plan["target"] == "study_schedules"]
 
 
-def test_plans_of_figures_are_kept_with_their_table(tmp_path, expected, planned_record):
-    (selection,) = select(["study"], tier="mini")
-    write_plans(selection.plan(), tmp_path / "runs")
-    write("study", tmp_path / "runs", planned_record)
+def test_plans_of_figures_are_kept_with_their_table(tmp_path, expected):
+    write_plans(selected("study").plan(), tmp_path / "runs")
+    write("study", tmp_path / "runs")
     go("study", tmp_path / "runs", expected)
     readers = {"study", "study_rewards", "study_schedules", "study_rates"}
     assert {one.plan["target"] for one in read_plans(expected).values()} == readers
 
 
-def test_a_plan_that_was_edited_is_refused(tmp_path, expected, planned_record):
+def test_a_plan_that_was_edited_is_refused(tmp_path, expected):
     for name in ("study_schedules", "study_rates"):
-        write(name, tmp_path / "runs", planned_record)
+        write(name, tmp_path / "runs")
         go(name, tmp_path / "runs", expected)
     plans = read_plans(expected)
     path = keep_plans(plans, tmp_path)
@@ -145,7 +134,7 @@ def test_a_plan_that_was_edited_is_refused(tmp_path, expected, planned_record):
 
 
 @pytest.mark.parametrize("digest", [source_of("0" * 40), "0" * 64, None])
-def test_a_copy_without_git_is_clean(digest, tmp_path, expected, planned_record, monkeypatch):
+def test_a_copy_without_git_is_clean(digest, tmp_path, expected, monkeypatch):
     monkeypatch.setattr(origins, "_committed", lambda commit: digest)
     write("study_rates", tmp_path, lambda run: at_commit(planned_record(run), dirty=None))
     if digest == source_of("0" * 40):

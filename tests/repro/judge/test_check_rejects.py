@@ -16,7 +16,7 @@ from repro.spec.config import digest_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.made_up import with_gain
+from tests.repro.made_up import with_accuracy
 from tests.repro.recorded_smoke import SELECTION, place
 
 TABLE1 = find("table1")
@@ -114,7 +114,8 @@ CONTROL = "bf16_lora_random_reward"
 )
 def test_training_that_teaches_nothing_is_contradicted(arm, points, own, table1_records, tmp_path):
     def gains(record):
-        return with_gain(record, points + (record.seed - 2) / 3)
+        start = record.value("accuracy_greedy_start") or 0.0
+        return with_accuracy(record, "accuracy_greedy", start + points + (record.seed - 2) / 3)
 
     table1_records(tmp_path, on_arm(arm, gains))
     outcome = checked(tmp_path)

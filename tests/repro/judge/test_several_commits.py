@@ -24,6 +24,7 @@ from repro.targets import find
 from tests.repro.judge.test_bless_planned import go
 from tests.repro.made_up import at_commit, on_device, planned_record, source_of
 from tests.repro.planned import FIRST, SECOND
+from tests.repro.run.test_analysis_plan import selected
 
 OLD, NEW = "a" * 40, "b" * 40
 pytestmark = pytest.mark.usefixtures("planned_targets")
@@ -35,9 +36,8 @@ def at(record, commit):
 
 def write(target, runs, seeds, commit, change=None):
     """Write the records that `runs` lacks."""
-    (selection,) = select([target], tier="mini")
     with mock.patch("os.fsync"):
-        for run in selection.plan(seeds):
+        for run in selected(target).plan(seeds):
             record = at(_honest(run, str(plan_inputs(run))), commit)
             record = change(record) if change else record
             with contextlib.suppress(FileExistsError):
@@ -53,8 +53,7 @@ def _honest(run, planned):
 def test_a_seed_whose_arms_ran_on_different_devices_is_not_compared(tmp_path, expected):
     write("study", tmp_path, FIRST, NEW)
     write("study_rates", tmp_path, FIRST, NEW, lambda record: on_device(record, "NVIDIA H100"))
-    (selection,) = select(["study_rates"], tier="mini")
-    checked = check_selection(selection, tmp_path, expected)
+    checked = check_selection(selected("study_rates"), tmp_path, expected)
     assert [verdict.status for verdict in checked.verdicts] == ["not run"]
     assert "seed 5" in (checked.verdicts[0].sentence)
     assert checked.faulty
@@ -64,13 +63,11 @@ def test_another_template_of_the_checkpoint_is_refused(tmp_path, expected):
     def with_files(digest, arm=""):
         def changed(record):
             own = digest if arm in ("", record.arm) else "a"
-            return dataclasses.replace(
-                record, inputs=record.inputs | {"checkpoint_files": own * 64}
-            )
+            return other_input("checkpoint_files", own)(record)
 
         return changed
 
-    (selection,) = select(["study"], tier="mini")
+    selection = selected("study")
     write("study", tmp_path / "a", FIRST, NEW, with_files("a"))
     write("study", tmp_path / "a", SECOND[:2], NEW, with_files("b"))
     refused = check_selection(selection, tmp_path / "a", expected).evidence.refused
@@ -136,9 +133,9 @@ def with_sources(*earlier, digest=None):
     return changed
 
 
-def other_input(key):
+def other_input(key, digit="0"):
     def change(record):
-        return dataclasses.replace(record, inputs=record.inputs | {key: "0" * 64})
+        return dataclasses.replace(record, inputs=record.inputs | {key: digit * 64})
 
     return change
 
@@ -166,19 +163,18 @@ def test_seeds_that_were_not_run_alike_are_refused(old, new, words, tmp_path, ex
     assert not (expected / "records").exists()
 
 
-def test_an_arm_shared_with_another_target_counts(tmp_path, expected, planned_record):
+def test_an_arm_shared_with_another_target_counts(tmp_path, expected):
     runs = tmp_path / "runs"
     write("study", runs, FIRST, OLD)
     write("study_rates", runs, FIRST, NEW)
     with pytest.raises(BlessError, match="seed 5"):
         go("study_rates", runs, expected)
-    (selection,) = select(["study_rates"], tier="mini")
     # Made at one commit, the same runs qualify; more seeds of the shared arm do not disturb.
     fresh = tmp_path / "fresh"
     write("study_rates", fresh, FIRST, NEW)
     write("study", fresh, SECOND, OLD)
     go("study_rates", fresh, expected)
-    assert check_selection(selection, fresh, expected).sound
+    assert check_selection(selected("study_rates"), fresh, expected).sound
 
 
 def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(tmp_path, expected):

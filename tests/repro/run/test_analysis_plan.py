@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from datetime import UTC, datetime
 
 import pytest
 
@@ -34,12 +33,12 @@ def selected(name):
     return selection
 
 
-def write(name, runs, maker, seeds=None):
+def write(name, runs, maker=planned_record, seeds=None):
     for run in selected(name).plan(seeds):
         maker(run).write(runs)
 
 
-def test_a_record_carries_the_plan_of_every_target_that_reads_it(tmp_path, planned_record):
+def test_a_record_carries_the_plan_of_every_target_that_reads_it(tmp_path):
     (run,) = selected("study").plan(1, ["nvfp4_lora_aqn"])
     carried = {key.removeprefix("plan:") for key in plans.plan_inputs(run)}
     assert carried == {"study", "study_schedules"}
@@ -54,8 +53,8 @@ def test_claims_and_seeds_are_part_of_a_plan():
     assert plans.analysis_plan(dataclasses.replace(figure, scales=fewer), Tier.MINI) != first
 
 
-def test_check_refuses_records_of_another_plan_or_of_none(tmp_path, planned_record):
-    write("study_schedules", tmp_path, planned_record)
+def test_check_refuses_records_of_another_plan_or_of_none(tmp_path):
+    write("study_schedules", tmp_path)
     evidence = gather(selected("study_schedules"), tmp_path)
     assert evidence.count == 20
     assert not evidence.refused
@@ -74,7 +73,7 @@ def test_check_refuses_records_of_another_plan_or_of_none(tmp_path, planned_reco
         assert words in checked.evidence.refused[0][1]
 
 
-def test_check_refuses_seeds_that_were_not_planned(tmp_path, planned_record):
+def test_check_refuses_seeds_that_were_not_planned(tmp_path):
     for run in selected("study_schedules").plan([5, 77], ["aqn_linear"]):
         planned_record(run).write(tmp_path)
     evidence = gather(selected("study_schedules"), tmp_path)
@@ -106,7 +105,7 @@ def changed_rules(**changes):
     return rules() | changes
 
 
-def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(tmp_path, planned_record):
+def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(tmp_path):
     earlier_plan = plan_on_record(rules=changed_rules(**{"all arms: above": "reproduced 1"}))
     for run in selected("study_schedules").plan():
         record = planned_record(run)
@@ -129,7 +128,7 @@ def test_a_claim_is_post_hoc_where_its_plan_has_another_claim_family_or_rule():
     stated = [planned(item) for item in study.claims]
     more = planned(dataclasses.replace(claim, name="another"))
     run = selected("study_schedules").plan(1, ["aqn_linear"])[0]
-    record = failed_record(run, "-", {}, datetime.now(UTC))
+    record = failed_record(run, "-", {})
     without = {name: said for name, said in rules().items() if not name.startswith("three arms")}
     for changes, late in (
         ({}, False),
@@ -175,8 +174,8 @@ def test_today_s_code_judges_as_that_of_every_kept_plan_did():
     assert all(item.plan["rules"].items() <= rules().items() for item in kept)
 
 
-def test_shared_runs_count_for_each_target_that_names_them(tmp_path, planned_record):
-    write("study_schedules", tmp_path, planned_record)
+def test_shared_runs_count_for_each_target_that_names_them(tmp_path):
+    write("study_schedules", tmp_path)
     assert gather(selected("study"), tmp_path).records.keys() == {"nvfp4_lora_aqn"}
     # What was blessed is no expectation of made-up records.
     checked = check_selection(selected("study_schedules"), tmp_path, tmp_path / "nothing blessed")
@@ -187,13 +186,13 @@ def test_shared_runs_count_for_each_target_that_names_them(tmp_path, planned_rec
 
 
 def test_a_figure_asks_its_own_arms_of_a_table_and_no_others(tmp_path):
-    write("study", tmp_path, planned_record, seeds=1)
+    write("study", tmp_path, seeds=1)
     evidence = gather(selected("study_rewards"), tmp_path)
     assert not evidence.refused
     assert evidence.records.keys() == {arm.name for arm in find("study_rewards").arms}
 
 
-def test_verdicts_on_own_settings_are_exploratory(tmp_path, planned_record):
+def test_verdicts_on_own_settings_are_exploratory(tmp_path):
     arms = ["bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn"]
     for changes in (Changes(steps=12), Changes(limit=100), Changes(settings={"group_size": 4})):
         (selection,) = select(["study"], tier="mini", changes=changes)
