@@ -157,16 +157,3 @@ def test_reproduce_goes_through_to_report_and_verdicts(tmp_path, monkeypatch, ca
     assert not (tmp_path / "report.md").exists()
     assert status == main(["check", "table1", "--tier", "smoke", "--runs", str(tmp_path)])
     capsys.readouterr()
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--tier mini", "table6 at the mini tier"),
-        ("--tier large", "tier 'large'"),
-        ("--tier systems --runs elsewhere", "leave out --runs"),
-    ],
-)
-def test_what_stored_records_do_not_have_is_a_sentence(flags, said, capsys):
-    assert main(["check", "table6", "--blessed", *flags.split()]) == 2
-    assert said in capsys.readouterr().err

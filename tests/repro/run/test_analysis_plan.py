@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from repro.__main__ import main
 from repro.evidence import derived
 from repro.evidence.plans import KeptPlan, keep_plans, read_plans
 from repro.evidence.record import failed_record
@@ -207,15 +206,3 @@ def test_verdicts_on_own_settings_are_exploratory(tmp_path):
         said = ending([checked])
         assert paper.split(", ")[1] in said
         assert " hold" not in said
-
-
-@pytest.mark.parametrize("command", ["check", "report", "bless"])
-@pytest.mark.parametrize(
-    ("target", "tier"),
-    [("table1", "mini"), ("table1_coder_0_5b", "smoke"), ("untrained_coder_0_5b", "systems")],
-)
-def test_a_tier_without_a_scale_is_a_sentence(command, target, tier, tmp_path, capsys):
-    (tmp_path / "smoke").mkdir()
-    assert main([command, target, "--tier", tier, "--runs", str(tmp_path)]) == 2
-    said = capsys.readouterr()
-    assert f"{tier} tier" in said.out + said.err

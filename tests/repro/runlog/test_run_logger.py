@@ -155,18 +155,11 @@ def test_wandb_is_opened_and_its_failure_is_a_warning(tmp_path, monkeypatch):
     assert "RuntimeError: the network is gone" in (tmp_path / "warnings.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--log", "no_such_package"], "pip install no_such_package"),
-        (["--log", ","], "--log "),
-    ],
-)
-def test_a_bad_tracker_is_refused(flags, sentence, tmp_path, capsys, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(TRACKERS, "no_such_package", Notebook)
-    line = ["run", "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs"), *flags]
-    assert main(line) == 2
-    assert sentence in capsys.readouterr().err
+    line = ["run", "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs")]
+    assert main([*line, "--log", "no_such_package"]) == 2
+    assert "pip install no_such_package" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
