@@ -109,16 +109,23 @@ def test_the_package_s_own_problems_are_not_opened():
     assert data_lines(selection.plan(1), named=False) == []
 
 
+def _require_refused(folder, words, capsys, *flags):
+    """Require that plan and run refuse a folder of problems in one line with these words."""
+    runs = folder.parent / "runs"
+    line = ["table1", "--tier", "smoke", "--set", f"data.source=folder:{folder}", *flags]
+    for command in ("plan", "run"):
+        assert main([command, *line, "--runs", str(runs)]) == 2
+        said = capsys.readouterr().err
+        assert unsaid(said, words) == []
+        assert len(said.splitlines()) == 1
+    assert not runs.exists()
+
+
 def test_plan_refuses_what_run_would(tmp_path, capsys):
     folder = _folder(tmp_path / "set", ["1"] * 16, ["4"])
     with (folder / "test.jsonl").open("a") as stream:
         stream.write('{"id": "x"}\n')
-    flags = ["table1", "--tier", "smoke", "--set", f"data.source=folder:{folder}"]
-    flags += ["--runs", str(tmp_path / "runs")]
-    for command in ("plan", "run"):
-        assert main([command, *flags]) == 2
-        assert "test.jsonl, line 2: `question`" in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
+    _require_refused(folder, "test.jsonl, line 2: `question`", capsys)
 
 
 @pytest.mark.parametrize(
@@ -126,22 +133,9 @@ def test_plan_refuses_what_run_would(tmp_path, capsys):
 )
 def test_a_question_too_long_is_refused_before_the_start(train, test, words, tmp_path, capsys):
     (tmp_path / "set").mkdir()
-    for split, words_of_last in (("train", train), ("test", test)):
-        questions = ["Tom has 3 apples?"] * 15 + ["Tom has 3 apples " * words_of_last]
-        write_problems(
-            tmp_path / "set" / f"{split}.jsonl",
-            [
-                Problem(id=f"{split}/{i}", question=f"{split} {i}: {question}", answer="3")
-                for i, question in enumerate(questions)
-            ],
-        )
-    flags = ["table1", "--tier", "smoke", "--seeds", "1"]
-    flags += ["--set", f"data.source=folder:{tmp_path / 'set'}"]
-    flags += ["--runs", str(tmp_path / "runs"), "--set", "max_prompt_tokens=150"]
-    for command in ("plan", "run"):
-        assert main([command, *flags]) == 2
-        said = capsys.readouterr().err
-        assert words in said
-        assert unsaid(said, "max_prompt_tokens|150") == []
-        assert len(said.splitlines()) == 1
-    assert not (tmp_path / "runs").exists()
+    for split, times in (("train", train), ("test", test)):
+        *others, last = _problems(split, ["3"] * 16)
+        last = replace(last, question=f"{split}: " + "Tom has 3 apples " * times)
+        write_problems(tmp_path / "set" / f"{split}.jsonl", [*others, last])
+    flags = ["--seeds", "1", "--set", "max_prompt_tokens=150"]
+    _require_refused(tmp_path / "set", f"{words}|max_prompt_tokens|150", capsys, *flags)

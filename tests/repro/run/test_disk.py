@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import tempfile
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -25,13 +26,6 @@ from tests.said import unsaid
 RUN = ("run", "table1", "--tier", "smoke", "--seeds", "1", "--arms", "nvfp4_lora", "--steps", "2")
 
 
-def failing(code):
-    def fail(*arguments, **named):
-        raise OSError(code, os.strerror(code))
-
-    return fail
-
-
 @pytest.mark.parametrize("below", ["", "deeper", "much/deeper"])
 @pytest.mark.parametrize("command", ["run", "environment"])
 def test_a_file_where_the_folder_of_records_should_be_is_named(tmp_path, capsys, below, command):
@@ -47,7 +41,8 @@ def test_a_file_where_the_folder_of_records_should_be_is_named(tmp_path, capsys,
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
 def test_a_disk_that_takes_nothing_is_told_first(tmp_path, monkeypatch, capsys, code):
-    monkeypatch.setattr(tempfile, "TemporaryFile", failing(code))
+    refused = OSError(code, os.strerror(code))
+    monkeypatch.setattr(tempfile, "TemporaryFile", Mock(side_effect=refused))
     folder = tmp_path / "runs"
     assert main([*RUN, "--runs", str(folder)]) == 2
     assert unsaid(capsys.readouterr().err, f"{folder} |{os.strerror(code)}") == []

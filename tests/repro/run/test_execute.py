@@ -161,15 +161,12 @@ def test_a_worker_that_is_killed_costs_its_own_run_only(tmp_path):
     assert "SIGKILL" in next(event.text for event in events if event.kind == "failed")
 
 
-def of_another_configuration(run):
-    return dataclasses.replace(run, scale=dataclasses.replace(run.scale, max_prompt_tokens=200))
-
-
 def test_a_record_of_another_configuration_is_not_taken_for_this_one(tmp_path, made_up_record):
     (run,) = runs_of(["bf16"])
     made_up_record(run).write(tmp_path)
+    other = dataclasses.replace(run, scale=fewer(run.scale, max_prompt_tokens=200))
     with pytest.raises(ValueError, match="max_prompt_tokens is 1280, needed 200"):
-        execute([of_another_configuration(run)], tmp_path, room=Room(), console=quiet())
+        execute([other], tmp_path, room=Room(), console=quiet())
 
 
 @pytest.mark.usefixtures("warm_workers")
