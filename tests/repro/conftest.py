@@ -4,6 +4,7 @@ import fcntl
 import functools
 import multiprocessing
 import os
+import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from repro.evidence import origins
 from repro.evidence.record import record_path
 from repro.reward.grader import GraderPool
 from repro.run import workers
+from repro.run.places import expected_folder
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -163,6 +165,13 @@ def _honest(run):
 def table1_records():
     """Return a writer of made-up records of Table 1."""
     return write_table1
+
+
+@pytest.fixture
+def expected(tmp_path):
+    """Return a folder of expectations to bless into, with the paper's alone."""
+    shutil.copytree(expected_folder(None) / "paper", tmp_path / "expected" / "paper")
+    return tmp_path / "expected"
 
 
 @pytest.fixture

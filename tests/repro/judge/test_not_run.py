@@ -1,7 +1,6 @@
 """A point that does not fit: claims and bars on it are not run, with the sentence; others stand."""
 
 import dataclasses
-import shutil
 from datetime import UTC, datetime
 
 import pytest
@@ -25,34 +24,22 @@ SELECTION = Selection(target=ROLLOUT, source=ROLLOUT, tier=Tier.SYSTEMS)
 
 @pytest.fixture(scope="module")
 def records():
-    """Return what both arms would leave where the 16-bit one does not fit 256 rows at 32B."""
+    """Return what both arms would leave where the 16-bit one does not fit 256 rows at 32B.
+
+    They are of the device whose bars name every cell.
+    """
     return [made_up(run) for run in plan(ROLLOUT, Tier.SYSTEMS)]
 
 
 def made_up(run):
     bf16 = run.arm.name == "bf16_lora"
-    values = {
-        metric.name: (1000.0 if bf16 else 3000.0) + run.seed
-        for metric in ROLLOUT.metrics
-        if metric.unit == "tokens per second"
-    }
+    rate = Estimate(value=(1000.0 if bf16 else 3000.0) + run.seed, unit="tokens per second")
+    metrics = {metric.name: rate for metric in ROLLOUT.metrics if metric.unit == rate.unit}
     if bf16:
-        del values["tokens_per_second_32b_256"]
-    record = record_of(
-        run,
-        metrics={
-            name: Estimate(value=value, unit="tokens per second") for name, value in values.items()
-        },
-        facts={"not_run": {"32b_256": SAID} if bf16 else {}, "timed_retries": {}},
-        environment={"gpu": [{"name": "NVIDIA H100 80GB HBM3"}]},
-        started=datetime.now(UTC),
-    )
-    return at_commit(record)
-
-
-def on_h200(records):
-    """Return records of the device whose bars name every cell."""
-    return [on_device(record, "NVIDIA H200") for record in records]
+        del metrics["tokens_per_second_32b_256"]
+    facts = {"not_run": {"32b_256": SAID} if bf16 else {}, "timed_retries": {}}
+    record = record_of(run, metrics=metrics, facts=facts, environment={}, started=datetime.now(UTC))
+    return on_device(at_commit(record), "NVIDIA H200")
 
 
 def checked(records, folder, expected=None):
@@ -62,7 +49,7 @@ def checked(records, folder, expected=None):
 
 
 def test_claims_on_a_point_that_does_not_fit_are_not_run(records, tmp_path):
-    by_name = {verdict.name: verdict for verdict in checked(on_h200(records), tmp_path).verdicts}
+    by_name = {verdict.name: verdict for verdict in checked(records, tmp_path).verdicts}
     for name in ("faster_32b_256", "bf16_lora.tokens_per_second_32b_256"):
         verdict = by_name[name]
         assert (verdict.status, verdict.worse) == ("not run", False)
@@ -72,9 +59,8 @@ def test_claims_on_a_point_that_does_not_fit_are_not_run(records, tmp_path):
     assert by_name["nvfp4_lora.tokens_per_second_32b_256"].status != "not run"
 
 
-def test_records_with_a_point_left_out_are_blessed_with_the_others(records, tmp_path):
-    expected, runs = tmp_path / "expected", tmp_path / "runs"
-    shutil.copytree(expected_folder(None) / "paper", expected / "paper")
+def test_records_with_a_point_left_out_are_blessed_with_the_others(records, tmp_path, expected):
+    runs = tmp_path / "runs"
     evidence = checked(records, runs, expected).evidence
     bless(SELECTION, evidence, expected, runs=runs)
     again = check_selection(SELECTION, runs, expected).as_before

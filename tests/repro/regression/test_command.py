@@ -13,7 +13,6 @@ from repro.judge.blessing import bless
 from repro.judge.gathering import Evidence, gather
 from repro.regression import regression_commands as command
 from repro.run.execute import INTERRUPTED
-from repro.run.places import expected_folder
 from repro.run.select import Selection
 from repro.spec.config import digest_of
 from repro.spec.tier import Tier
@@ -41,12 +40,10 @@ def impossible_timing(record):
 
 
 @pytest.fixture
-def expected(tmp_path):
+def expected(tmp_path, expected):
     """Return a folder of expectations in which Table 3 is blessed on an H200."""
-    folder = tmp_path / "expected"
-    shutil.copytree(expected_folder(None) / "paper", folder / "paper")
-    bless(SELECTION, gather(SELECTION, write_steps(tmp_path / "baseline")), folder, runs=tmp_path)
-    return folder
+    bless(SELECTION, gather(SELECTION, write_steps(tmp_path / "baseline")), expected, runs=tmp_path)
+    return expected
 
 
 def compare(tmp_path, new="new", *more):
