@@ -7,7 +7,6 @@ samples.
 """
 
 import copy
-import functools
 import json
 import lzma
 import math
@@ -31,7 +30,7 @@ from repro.data.prompts import render
 from repro.evaluate.grades import shows_working
 from repro.evidence.estimate import mean_interval
 from repro.evidence.record import RecordError, finite_json, read_record
-from repro.evidence.store import read_stored, stored_line, stored_text
+from repro.evidence.store import stored_line, stored_text
 from repro.evidence.verdicts.statistics import (
     difference,
     false_discovery,
@@ -42,7 +41,6 @@ from repro.evidence.verdicts.statistics import (
 )
 from repro.judge.bundle import judge_bundle
 from repro.models.checkpoint import TINY_FOLDER
-from repro.models.decoder import PROJECTIONS
 from repro.models.files.adapter_files import read_adapter
 from repro.models.files.tensor_files import CheckpointError, TensorFolder, read_header
 from repro.models.loading import build_on_meta, read_description, require_same_names, stored_ends
@@ -62,6 +60,7 @@ from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 from tests.changed_settings import places, with_value
 from tests.repro.made_up import honest_record
+from tests.repro.models.test_adapter_settings import plain_values
 
 NIGHTLY = os.environ.get("REPRO_FUZZ") == "nightly"
 CASES = 20_000 if NIGHTLY else 2_000
@@ -131,24 +130,8 @@ LINES = [
     {"id": "a", "question": "How many?", "answer": "18", "level": "Level 5"},
     {"id": "b", "question": "And \u2028 now?", "answer": "\\frac{1}{2}", "solution": "1/2"},
 ]
-
-
-ADAPTER = {
-    "peft_type": "LORA",
-    "base_model_name_or_path": "tiny",
-    "revision": "main",
-    "r": 4,
-    "lora_alpha": 8,
-    "target_modules": list(PROJECTIONS),
-    "modules_to_save": ["input_layernorm", "post_attention_layernorm"],
-    "use_rslora": False,
-    "bias": "none",
-}
+RECORD = honest_record(*plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"]))
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16)}
-
-
-def read_problems(path):
-    digest_of_problems(read_splits(path)["all"])
 
 
 def read_settings(path):
@@ -157,28 +140,20 @@ def read_settings(path):
     assert math.isfinite(read.alpha)
 
 
-@functools.cache
-def blessed_record():
-    """Return the JSON values of a blessed record."""
-    first, *_ = read_stored(ROOT / "expected" / "records" / "smoke" / "table1.csv")
-    return json.loads(json.dumps(first.to_json()))
-
-
 @pytest.mark.parametrize(
     ("name", "rows", "read", "error"),
     [
-        ("train.jsonl", lambda: LINES, read_problems, DataError),
-        ("seed-0.json", lambda: [blessed_record()], read_record, RecordError),
-        ("adapter_config.json", lambda: [ADAPTER], read_settings, CheckpointError),
-        ("model.safetensors", lambda: [], read_header, CheckpointError),
+        ("train.jsonl", LINES, lambda at: digest_of_problems(read_splits(at)["all"]), DataError),
+        ("seed-0.json", [json.loads(json.dumps(RECORD.to_json()))], read_record, RecordError),
+        ("adapter_config.json", [plain_values()], read_settings, CheckpointError),
+        ("model.safetensors", [], read_header, CheckpointError),
     ],
 )
 @settings(fuzzed, max_examples=CASES // 8)
 @given(st.data())
 def test_a_broken_file_is_refused_by_its_name_or_read(tmp_path, name, rows, read, error, data):
-    whole = rows()
-    damages = not whole or data.draw(st.booleans())
-    changed = whole if damages else [replaced(data, row, NUMBERS) for row in whole]
+    damages = not rows or data.draw(st.booleans())
+    changed = rows if damages else [replaced(data, row, NUMBERS) for row in rows]
     content = "\n".join(map(json.dumps, changed)).encode() or save(TENSORS)
     path = tmp_path / name
     path.write_bytes(damaged(data, content) if damages else content)
@@ -237,18 +212,11 @@ def test_any_completion_gets_a_status_and_no_answer_drops_its_item():
         check()
 
 
-@pytest.fixture(scope="module")
-def bundled():
-    """Return the lines of a bundle of one made-up run."""
-    (run,) = plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"])
-    head = stored_line({"target": "table1", "tier": "smoke", "plans": []})
-    return (head + stored_text([honest_record(run)])).splitlines()
-
-
 @fuzzed
 @given(st.data())
-def test_a_bundle_with_other_values_is_judged_or_is_a_sentence(tmp_path, bundled, data):
-    lines = [json.loads(line) for line in bundled]
+def test_a_bundle_with_other_values_is_judged_or_is_a_sentence(tmp_path, data):
+    head = stored_line({"target": "table1", "tier": "smoke", "plans": []})
+    lines = [json.loads(line) for line in (head + stored_text([RECORD])).splitlines()]
     at = data.draw(st.integers(0, len(lines) - 1))
     lines[at] = replaced(data, lines[at])
     if at and "seal" in lines[at] and data.draw(st.booleans()):

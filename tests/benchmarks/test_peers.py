@@ -22,6 +22,7 @@ from repro.data.generator import GeneratorConfig
 from repro.data.problem import Problem
 from repro.data.prompts import render
 from repro.data.tiny_tokenizer import build_tokenizer
+from repro.rl.collect import PromptSource
 
 ROOT = Path(__file__).parents[2]
 CHAT = (
@@ -203,7 +204,8 @@ def test_own_steps_are_timed_on_a_peers_questions(folder, data, tmp_path, monkey
     inner = own.train_run
 
     def watched(made, learner, hooks, place):
-        source = own_source(made)
+        tokenizer = made.evaluation.evaluator.tokenizer
+        source = PromptSource(made.problems.train, tokenizer, made.run)
         met.extend(problem.question for step in range(5) for problem in source.draw(step))
         return inner(made, learner, hooks, place)
 
@@ -221,12 +223,6 @@ def test_own_steps_are_timed_on_a_peers_questions(folder, data, tmp_path, monkey
     for place, total in enumerate(measured["seconds"]):
         parts = [measured[f"{part}_seconds"][place] for part in ("rollout", "score", "update")]
         assert sum(parts) == pytest.approx(total)
-
-
-def own_source(made):
-    from repro.rl.collect import PromptSource
-
-    return PromptSource(made.problems.train, made.evaluation.evaluator.tokenizer, made.run)
 
 
 def test_prompts_of_a_7b_step_have_exactly_its_tokens(folder, tmp_path):

@@ -11,15 +11,11 @@ from figures.style import COLOURS, GREY, apart, frame, ink, new_figure, styles
 from repro.targets import TARGETS, find
 
 
-def light_of(tone):
-    """Return the linear light of a colour's red, green and blue."""
-    screen = np.array(to_rgb(tone))
-    return np.where(screen <= 0.04045, screen / 12.92, ((screen + 0.055) / 1.055) ** 2.4)
-
-
 def test_lines_and_words_stand_out_from_white():
     def contrast(tone):  # as WCAG 2.2 defines it
-        return 1.05 / (0.05 + light_of(tone) @ np.array([0.2126, 0.7152, 0.0722]))
+        screen = np.array(to_rgb(tone))
+        light = np.where(screen <= 0.04045, screen / 12.92, ((screen + 0.055) / 1.055) ** 2.4)
+        return 1.05 / (0.05 + light @ np.array([0.2126, 0.7152, 0.0722]))
 
     assert min(map(contrast, COLOURS.values())) >= 3.0
     assert min(contrast(tone) for tone in (GREY, *map(ink, COLOURS.values()))) >= 4.5

@@ -10,7 +10,6 @@ of subnormals, and q, k, v (gate, up) of different sizes that share one global s
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,8 +45,8 @@ def odd_matrix(seed: int, shape: tuple[int, ...], exponent: int) -> Tensor:
     return values.to(torch.int32).to(torch.int16).view(torch.bfloat16).view(shape).clone()
 
 
-def odd_model(architecture: str) -> Any:
-    """Return a bfloat16 model of an architecture with such weights."""
+def write_odd(architecture: str, folder: Path) -> Path:
+    """Write a bfloat16 checkpoint of an architecture with such weights and return its folder."""
     with torch.random.fork_rng(devices=[]):
         model = small_model(architecture)
     projections = 0
@@ -63,10 +62,5 @@ def odd_model(architecture: str) -> Any:
             if name.endswith(SUBNORMAL):
                 values = (values.view(torch.int16) & -32641).view(torch.bfloat16)
             parameter.copy_(values)
-    return model
-
-
-def write_odd(architecture: str, folder: Path) -> Path:
-    """Write such a checkpoint and return its folder."""
-    odd_model(architecture).save_pretrained(folder)
+    model.save_pretrained(folder)
     return folder

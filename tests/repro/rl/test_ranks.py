@@ -93,13 +93,6 @@ def rollout_step():
     return policy, growing.rollout(), run
 
 
-def in_float64(monkeypatch):
-    """Let norms and the head compute in what comes in; the references of both take float32."""
-    for module in ("reference", "dispatch"):
-        monkeypatch.setattr(f"kernels.{module}.rms_norm", exact_norm)
-    monkeypatch.setattr("kernels.dispatch.token_logprobs", exact_head)
-
-
 def passed(step, ranks, index, old, tokens):
     policy, rollout, run = step
     parameters = trained_of_any_type(policy)
@@ -122,7 +115,10 @@ def passed(step, ranks, index, old, tokens):
     [("token_mean", False, 0, False), *((name, True, 0.1, True) for name in AGGREGATIONS)],
 )
 def test_shares_of_a_gradient_add_up(step, monkeypatch, aggregation, masked, beta, off):
-    in_float64(monkeypatch)
+    # Norms and the head compute in what comes in; the references of both take float32.
+    for module in ("reference", "dispatch"):
+        monkeypatch.setattr(f"kernels.{module}.rms_norm", exact_norm)
+    monkeypatch.setattr("kernels.dispatch.token_logprobs", exact_head)
     policy, rollout, run = step
     loss = dataclasses.replace(
         run.arm.loss, aggregation=aggregation, mask_truncated=masked, beta=beta
