@@ -17,7 +17,7 @@ from repro.models.memory_plan import (
     plan_memory,
     weight_bytes,
 )
-from repro.spec.shapes import SHAPES, DecoderShape
+from repro.spec.shapes import SHAPES, TINY
 
 # As the model cards count them.
 PARAMETERS = {
@@ -31,17 +31,6 @@ PARAMETERS = {
     "32b": 32_763_876_352,
     "72b": 72_706_203_648,
 }
-SMALL = DecoderShape(
-    name="small",
-    hidden=64,
-    intermediate=128,
-    layers=2,
-    query_heads=4,
-    key_heads=2,
-    head_dim=16,
-    vocabulary=128,
-    tied=True,
-)
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
@@ -65,20 +54,20 @@ def test_sizes_are_the_papers(weight_format, printed):
 
 @pytest.mark.parametrize("weight_format", sorted(FORMATS))
 def test_weights_take_the_bytes_of_real_ones(weight_format):
-    step = StepShape(shape=SMALL, weight_format=weight_format)
+    step = StepShape(shape=TINY, weight_format=weight_format)
     packed, stored = 0, 0
-    for rows, columns in SMALL.projections().values():
+    for rows, columns in TINY.projections().values():
         weight = quantize(torch.randn(rows, columns), weight_format)
         packed += pack(weight).packs.nbytes
         stored += weight.codes.nbytes + weight.block_scales.nbytes
-    assert weight_bytes(step) == SMALL.layers * packed
-    other = SMALL.embedding_parameters(count_tied_twice=True) + SMALL.small_parameters()
-    in_checkpoint = checkpoint_bytes(SMALL, weight_format) - 2 * other
-    assert in_checkpoint == SMALL.layers * stored
+    assert weight_bytes(step) == TINY.layers * packed
+    other = TINY.embedding_parameters(count_tied_twice=True) + TINY.small_parameters()
+    in_checkpoint = checkpoint_bytes(TINY, weight_format) - 2 * other
+    assert in_checkpoint == TINY.layers * stored
 
 
 def test_rows_share_the_blocks_before_their_prompts_last_token():
-    even = StepShape(shape=SMALL, prompt_tokens=64, completion_tokens=64, slots=8)
+    even = StepShape(shape=TINY, prompt_tokens=64, completion_tokens=64, slots=8)
     odd = dataclasses.replace(even, prompt_tokens=65)
     assert even.cache_blocks == 2 + 8 * (4 - 1) + 1
     assert odd.cache_blocks == 3 + 8 * (5 - 2) + 1

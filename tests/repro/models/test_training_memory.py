@@ -6,7 +6,7 @@ import json
 import pytest
 
 from repro.models.memory_plan import plan_memory, training_memory
-from repro.spec.shapes import SHAPES
+from repro.models.random_policy import shape_config
 from repro.spec.tier import Tier
 from repro.targets import find
 
@@ -14,8 +14,7 @@ H100, CARD = 85_000_000_000, 24 * 2**30
 
 
 def of(target, tier, arm="nvfp4_lora"):
-    memory = training_memory(find(target).arm(arm), find(target).scales[tier])
-    return memory
+    return training_memory(find(target).arm(arm), find(target).scales[tier])
 
 
 def test_a_published_model_trains_in_micro_batches_as_long_as_its_device_holds():
@@ -74,19 +73,13 @@ def test_ranks_divide_what_full_training_of_7b_holds(optimizer, fits):
 def test_a_folder_trains_in_the_micro_batches_of_the_checkpoint_that_its_config_describes(tmp_path):
     target = find("table1_0_5b")
     arm, scale = target.arm("nvfp4_lora"), target.scales[Tier.MINI]
-    shape = SHAPES["0.5b"]
-    config = {
-        "hidden_size": shape.hidden, "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers, "num_attention_heads": shape.query_heads,
-        "num_key_value_heads": shape.key_heads, "vocab_size": shape.vocabulary,
-        "tie_word_embeddings": shape.tied,
-    }  # fmt: skip
+    config = shape_config("qwen2.5-0.5b")
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     folder = training_memory(arm, dataclasses.replace(scale, checkpoint=str(tmp_path), revision=""))
     assert folder == training_memory(arm, scale)
     fitting = folder.fitting(H100)
     assert fitting.micro_tokens > 16384
-    assert fitting.kept_blocks == shape.layers
+    assert fitting.kept_blocks == fitting.shape.layers
     # Another vocabulary is another shape, and still one with a plan.
     (tmp_path / "config.json").write_text(
         json.dumps(config | {"vocab_size": 49152, "model_type": "llama"}), encoding="utf-8"
