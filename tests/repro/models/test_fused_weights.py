@@ -9,7 +9,6 @@ from kernels import dispatch
 from kernels.packing import PackedWeight
 from repro.models.fused_weights import fused_weight
 from repro.models.lora import adapter_layers, base_linear
-from repro.models.other_products import take_products
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.random_policy import random_policy
 from repro.rollout.engine import Engine
@@ -33,14 +32,10 @@ def layers(policy):
     }
 
 
-@pytest.fixture
-def packing(monkeypatch):
-    """Pack on the CPU, as where the device's kernels read packed weights."""
-    monkeypatch.setattr(dispatch, "reads_packed", lambda device, dtype: True)
-
-
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_loading_packs_every_projection_and_keeps_its_values(weight_format, monkeypatch):
+def test_loading_packs_every_projection_and_fuses_those_that_share_an_input(
+    weight_format, monkeypatch
+):
     plain = layers(make(weight_format))
     monkeypatch.setattr(dispatch, "reads_packed", lambda device, dtype: True)
     packed = layers(make(weight_format))
@@ -49,33 +44,12 @@ def test_loading_packs_every_projection_and_keeps_its_values(weight_format, monk
         assert isinstance(layer.weight, PackedWeight), name
         for part, tensor in plain[name].weight.tensors().items():
             assert torch.equal(layer.codes().tensors()[part].float(), tensor.float()), (name, part)
-
-
-@pytest.mark.usefixtures("packing")
-@pytest.mark.parametrize("weight_format", FORMATS)
-def test_projections_that_share_an_input_are_rows_of_one_matrix(weight_format):
-    by_projection = layers(make(weight_format))
-    group = [by_projection[f"model.layers.1.self_attn.{part}_proj"] for part in "qkv"]
+    group = [packed[f"model.layers.1.self_attn.{part}_proj"] for part in "qkv"]
     fused = fused_weight(group)
     assert fused is not None
     assert fused.shape == (256 + 128 + 128, 256)
     assert fused.packs.data_ptr() == cast(Any, group[0].weight).packs.data_ptr()
     assert fused_weight(group[:2]) is None
-
-
-@pytest.mark.usefixtures("packing")
-@pytest.mark.parametrize("linears", ["dequantised", "bitsandbytes"])
-def test_other_products_take_their_codes_out_of_packed_weights(linears):
-    if linears == "bitsandbytes":
-        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed here")
-    policy = make("nf4")
-    name, layer = next(iter(layers(policy).items()))
-    x = torch.randn(3, layer.in_features)
-    expected = x @ dispatch.dequantize(layer.codes(), torch.float32).t()
-    assert take_products(policy.model, linears, torch.float32) == 14
-    actual = layers(policy)[name](x)
-    bias = 0.0 if layer.bias is None else layer.bias.float()
-    torch.testing.assert_close(actual, expected + bias, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu

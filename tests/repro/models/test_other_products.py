@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels import reference
+from kernels import dispatch, reference
 from repro.models import other_products
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.other_products import missing_library, take_products
@@ -31,14 +31,17 @@ def logits_and_gradients(policy):
     return logits.detach(), gradients
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("linears", "weight_format"),
     [("dequantised", "nvfp4"), ("dequantised", "mxfp4"), ("bitsandbytes", "nf4")],
 )
-def test_logits_and_gradients_are_those_of_the_kernels(linears, weight_format):
+def test_logits_and_gradients_are_those_of_the_kernels(linears, weight_format, packed, monkeypatch):
     if linears == "bitsandbytes":
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed here")
     expected, gradients = logits_and_gradients(make(weight_format))
+    # As where the device's kernels read packed weights.
+    monkeypatch.setattr(dispatch, "reads_packed", lambda device, dtype: packed)
     policy = make(weight_format)
     assert take_products(policy.model, linears, torch.float32) == 7
     logits, computed = logits_and_gradients(policy)
