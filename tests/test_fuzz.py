@@ -61,6 +61,7 @@ from repro.targets import TARGETS, find
 from tests.changed_settings import places, with_value
 from tests.repro.made_up import honest_record
 from tests.repro.models.test_adapter_settings import plain_values
+from tests.said import refusal
 
 NIGHTLY = os.environ.get("REPRO_FUZZ") == "nightly"
 CASES = 20_000 if NIGHTLY else 2_000
@@ -79,15 +80,6 @@ JSON = st.recursive(
     max_leaves=6,
 )
 NUMBERS = JSON | st.sampled_from((0, -1, 3, 2**31, 2**40, 2**70, 0.0, -1.0, 1e300))
-
-
-def refusal(read, error):
-    """Return what an input is refused with, or None if it is read; other exceptions are raised."""
-    try:
-        read()
-    except error as raised:
-        return str(raised) or "no sentence"
-    return None
 
 
 def damaged(data, content):
