@@ -36,7 +36,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def facts_of(architecture: str, folder: Path) -> dict[str, Any]:
-    """Quantise a model with llm-compressor; return digests and global scales of what it stores."""
+    """Quantise a model with llm-compressor; return digests of what it stores."""
     from llmcompressor import oneshot
     from llmcompressor.modifiers.quantization import QuantizationModifier
 
@@ -47,10 +47,8 @@ def facts_of(architecture: str, folder: Path) -> dict[str, Any]:
     model.save_pretrained(folder, save_compressed=True)
     tensors = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    scales = {n: float(t) for n, t in tensors.items() if n.endswith("weight_global_scale")}
     return {
         "tensors": {name: digest(tensors[name]) for name in sorted(tensors)},
-        "global_scales": dict(sorted(scales.items())),
         "quantization_config": config["quantization_config"],
     }
 

