@@ -7,10 +7,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from repro.models.checkpoint import MANIFEST
+from repro.models.policy import load_policy
 from repro.models.quantized_linear import QuantizedLinear
 from tests.repro.architectures import CLASSES, small_model
 
 ARCHITECTURES = tuple(CLASSES)
+
+
+def load(folder, weight_format="nvfp4", training="none", **more):
+    """Return a policy; one that trains has an adapter of rank 8, whose scaling is 1."""
+    adapter = {"lora_rank": 8, "lora_alpha": 8.0, "seed": 0}
+    return load_policy(folder, weight_format=weight_format, training=training, **(adapter | more))
 
 
 def quantized_linears(policy):

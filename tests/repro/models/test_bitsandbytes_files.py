@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from kernels import reference
 from repro.models.checkpoint import MANIFEST, write_quantized
 from repro.models.files.tensor_files import CheckpointError
-from repro.models.policy import load_policy
 from tests.repro.models.conftest import (
     edit_config,
     edit_tensors,
+    load,
     quantized_linears,
 )
 
@@ -22,39 +22,23 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128}
 CODES = "model.layers.0.self_attn.q_proj.weight"
 
 
-def load(folder, weight_format="nf4", compute_dtype="float32"):
-    return load_policy(folder, weight_format=weight_format, compute_dtype=compute_dtype)
-
-
-@pytest.fixture
-def dense(architecture, make_checkpoint):
-    return make_checkpoint(architecture, **SIZES)
-
-
-@pytest.fixture
-def stored(dense, tmp_path):
-    return write_quantized(dense, tmp_path / "stored", "nf4").folder
-
-
 @pytest.fixture(scope="module")
 def qwen2(make_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("nf4") / "qwen2"
     return write_quantized(make_checkpoint("qwen2", **SIZES), folder, "nf4").folder
 
 
-def test_the_manifest_names_format_and_layout_and_other_formats_are_refused(stored):
+def test_transformers_loads_it_and_says_the_same(
+    architecture, make_checkpoint, tmp_path, token_ids
+):
+    stored = write_quantized(make_checkpoint(architecture, **SIZES), tmp_path / "nf4", "nf4").folder
     manifest = json.loads((stored / MANIFEST).read_text())
     said = (manifest["format"], manifest["layout"], manifest["linears"])
     assert said == ("nf4", "bitsandbytes-nf4", 14)
-    with pytest.raises(ValueError, match="stores nf4 codes"):
-        load(stored, "nvfp4")
-
-
-def test_transformers_loads_it_and_says_the_same(stored, token_ids):
     functional = pytest.importorskip("bitsandbytes.functional", reason="transformers loads by it")
     stock = AutoModelForCausalLM.from_pretrained(stored, dtype=torch.bfloat16, device_map="cpu")
     stock.eval()
-    ours = load(stored, compute_dtype="bfloat16")
+    ours = load(stored, "nf4", compute_dtype="bfloat16")
     for name, linear in quantized_linears(ours).items():
         weight = stock.get_submodule(name).weight
         codes = linear.weight.codes
@@ -94,7 +78,7 @@ def test_damaged_and_other_files_are_refused_by_name(qwen2, tmp_path, spoil, wor
     shutil.copytree(qwen2, tmp_path / "broken")
     edit_tensors(tmp_path / "broken", spoil)
     with pytest.raises(CheckpointError, match=words) as caught:
-        load(tmp_path / "broken")
+        load(tmp_path / "broken", "nf4")
     assert "q_proj" in str(caught.value)
 
 
@@ -110,7 +94,7 @@ def test_another_kind_of_checkpoint_is_refused_by_field(qwen2, tmp_path, change,
     shutil.copytree(qwen2, tmp_path / "other")
     edit_config(tmp_path / "other", lambda config: config["quantization_config"].update(change))
     with pytest.raises(CheckpointError, match=words):
-        load(tmp_path / "other")
+        load(tmp_path / "other", "nf4")
 
 
 def test_what_transformers_writes_is_read(make_checkpoint, tmp_path):
@@ -125,7 +109,7 @@ def test_what_transformers_writes_is_read(make_checkpoint, tmp_path):
         device_map="cpu",
     )
     stock.save_pretrained(tmp_path / "nf4")
-    ours = quantized_linears(load(tmp_path / "nf4"))
+    ours = quantized_linears(load(tmp_path / "nf4", "nf4"))
     assert len(ours) == 14
     for name, linear in ours.items():
         weight = stock.get_submodule(name).weight

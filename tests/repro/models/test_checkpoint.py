@@ -13,10 +13,10 @@ from kernels import reference
 from repro.models.checkpoint import MANIFEST, verify, write_quantized
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.loading import SUMMARY_FILE
-from repro.models.policy import load_policy
 from tests.repro.models.conftest import (
     edit_config,
     edit_tensors,
+    load,
     quantized_linears,
     require_same_weights,
 )
@@ -37,10 +37,6 @@ def group(**fields):
 def weights(**fields):
     """Return a change of these fields of what that group says of weights."""
     return lambda config: config["config_groups"]["group_0"]["weights"].update(fields)
-
-
-def load(folder, weight_format="nvfp4", **more):
-    return load_policy(folder, weight_format=weight_format, **more)
 
 
 @pytest.fixture

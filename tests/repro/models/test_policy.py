@@ -6,15 +6,10 @@ from transformers import AutoModelForCausalLM
 
 from repro.models.checkpoint import write_quantized
 from repro.models.norms import block_norms, final_norm, wrap_norms
-from repro.models.policy import load_policy, trainable_parameters
-from tests.repro.models.conftest import require_same_weights
+from repro.models.policy import trainable_parameters
+from tests.repro.models.conftest import load, require_same_weights
 
 FORMATS = ("nvfp4", "mxfp4", "nf4")
-
-
-def load(folder, weight_format="nvfp4", training="none", **more):
-    arguments = {"lora_rank": 4, "lora_alpha": 4.0, "seed": 0} | more
-    return load_policy(folder, weight_format=weight_format, training=training, **arguments)
 
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
