@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from repro.spec import hub as hubs
 from repro.spec.config import DataConfig
 from tests.repro.hub_server import ANSWERS, Fault, serving
 from tests.repro.qwen_checkpoint import write_small
+from tests.said import refusal
 
 COMMITS = ("a" * 40, "b" * 40)
 
@@ -135,12 +137,6 @@ def test_what_has_no_answer_of_the_hub_is_named_by_what_it_is(error, said):
     assert "\n" not in hubs.reason_of(error)
 
 
-def test_a_server_without_tls_is_named(hub, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", hub.address.replace("http:", "https:"))
-    with pytest.raises(CheckpointError, match=r"SSL"):
-        resolve("owner/model")
-
-
 def test_a_connection_that_is_cut_once_is_taken_up_again(hub):
     hub.fault = Fault(kind="cut", match="/large/", times=1)
     digests_of_read(resolve("owner/model"))
@@ -167,15 +163,35 @@ def test_bytes_that_changed_in_the_cache_are_refused_at_loading(hub):
     digests_of_read(resolve("owner/model"))
 
 
-def test_an_empty_cache_offline_is_a_sentence(hub, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for load in (lambda: resolve("owner/model"), lambda: load_problems(OWN, "test")):
-        with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
-            load()
-    assert not hub.asked
-
-
 OWN = DataConfig(source=source_named("owner/sums:easy"), columns="answer=gold")
+GSM8K = DataConfig(source="gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("HF_HUB_OFFLINE", "1", "HF_HUB_OFFLINE is set"),
+        ("HF_ENDPOINT", "http://127.0.0.1:9", "http://127.0.0.1:9 cannot be reached"),
+        ("HF_ENDPOINT", "https://no-such-host.invalid", "no-such-host.invalid cannot be reached"),
+        ("HF_ENDPOINT", "http://127.0.0.1:{mute}", "timed out"),
+        ("HF_ENDPOINT", "https://{hub}", "SSL"),
+    ],
+)
+def test_without_the_hub_one_sentence_comes_quickly(variable, value, reason, hub, monkeypatch):
+    begun = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # it takes connections, never answers
+        own = hub.address.removeprefix("http://")
+        monkeypatch.setenv(variable, value.format(mute=mute.getsockname()[1], hub=own))
+        for load in (
+            lambda: resolve("owner/model"),
+            lambda: load_problems(OWN, "test"),
+            lambda: load_problems(GSM8K, "test"),
+        ):
+            said = refusal(load, ValueError)
+            assert reason in said
+            assert "\n" not in said
+    assert time.monotonic() - begun < 30
+    assert not hub.asked
 
 
 def test_a_set_of_the_hub_is_read_by_its_name_one_configuration_alone(hub, monkeypatch):
@@ -214,10 +230,10 @@ def test_a_set_of_the_hub_that_is_not_there_is_a_sentence(name, said, hub):
 @pytest.mark.parametrize("kind", sorted(ANSWERS))
 def test_public_sets_fail_with_the_same_causes(kind, hub):
     hub.fault = Fault(kind=kind, match="gsm8k")
-    with pytest.raises(DataError, match=r"local hub cache"):
-        load_problems(DataConfig(source="gsm8k"), "test")
+    with pytest.raises(DataError, match=r"openai/gsm8k .*local hub cache.*folder:PATH"):
+        load_problems(GSM8K, "test")
     hub.fault = None
-    assert len(load_problems(DataConfig(source="gsm8k"), "test")) == 8
+    assert len(load_problems(GSM8K, "test")) == 8
 
 
 @pytest.mark.parametrize(
