@@ -42,18 +42,15 @@ def write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    names = []
+    name = f"own_reward_{tmp_path.name}"
 
     def module(source):
-        name = f"own_reward_{tmp_path.name}"
-        names.append(name)
         (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
         sys.modules.pop(name, None)
         return name
 
     yield module
-    for name in names:
-        sys.modules.pop(name, None)
+    sys.modules.pop(name, None)
 
 
 def test_a_reward_is_found_tried_and_stated_by_its_source(write):
