@@ -64,17 +64,6 @@ def test_leaving_idle_rows_out_is_exact(aggregation):
     torch.testing.assert_close(gradient(advantages), gradient(everything), rtol=0, atol=1e-14)
 
 
-def test_idle_rows_are_kept_when_a_kl_term_acts_on_them():
-    _, mask = batch()
-    values = torch.zeros(3, dtype=torch.float64)
-    index, rows = torch.arange(3), rows_like(mask)
-    arguments = {"micro_tokens": 100, "micro_batch_rows": 8, "length_limit": 12}
-    plain = plan_step(rows, index, values, mask, LossConfig(), **arguments)
-    with_kl = plan_step(rows, index, values, mask, LossConfig(beta=0.1), **arguments)
-    assert (plain.micro_batches, [piece.tolist() for piece in plain.idle]) == ([], [[0, 1, 2]])
-    assert with_kl.micro_batches[0][0].tolist() == [0, 1, 2]
-
-
 def test_gradient_vanishes_exactly_where_a_bound_acts():
     config = LossConfig(clip_low=0.2, clip_high=0.28)
     mask = torch.ones(1, 1, dtype=torch.bool)

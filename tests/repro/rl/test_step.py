@@ -179,8 +179,12 @@ def test_the_steps_loss_and_log_probabilities_are_those_of_each_row_alone(rows, 
     torch.testing.assert_close(output.logprobs, evaluated, rtol=0, atol=2e-5)
 
 
-def test_idle_rows_go_forward_alone_and_are_measured_all_the_same(rows, policy, run_of):
-    output, _ = go(policy, rows, run_of(), 25, advantages=(0.0, 0.0, 1.0, -1.0, 0.0, 0.0))
+def test_idle_rows_go_forward_alone_but_for_a_kl_term_and_are_measured(rows, policy, run_of):
+    advantages, with_kl = (0.0, 0.0, 1.0, -1.0, 0.0, 0.0), run_of(LossConfig(beta=0.1))
+    reference = torch.zeros(rows.mask.shape)
+    output, _ = go(policy, rows, with_kl, 25, advantages=advantages, reference=reference)
+    assert output.plan.idle == []
+    output, _ = go(policy, rows, run_of(), 25, advantages=advantages)
     assert torch.cat([piece for piece, _ in output.plan.micro_batches]).tolist() == [2, 3]
     assert torch.cat(output.plan.idle).tolist() == [0, 1, 4, 5]
     expected = plain_logprobs(policy, rows, 1.0)[0].detach()
