@@ -15,7 +15,7 @@ from repro.rl.collect import PromptSource
 from repro.rollout.torch_sampler import TorchSampler
 from repro.runlog.completions import keep_batch
 from repro.spec.arm import DAPO, LossConfig, NoiseConfig, RewardFunction
-from repro.spec.config import EvaluationConfig
+from repro.spec.config import EvaluationConfig, SamplingConfig
 from tests.repro.rl.conftest import score_by_text
 from tests.repro.small_runs import equal, train_alone, weights
 
@@ -224,18 +224,6 @@ def test_evaluation_runs_at_its_interval_without_noise_by_steps_and_sampled_toke
     assert result.series["evaluation_tokens"] == [round(sum(sampled[:n])) for n in (0, 2, 4, 6)]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"top_p": 0.9}, "top_p 0.9"),
-        ({"temperature": 0.0}, "temperature is 0"),
-    ],
-)
-def test_rollouts_that_the_trainer_cannot_score_raise(go, make_run, changes, message):
-    with pytest.raises(ValueError, match=message):
-        go(rollout=dataclasses.replace(make_run().scale.rollout, **changes))
-
-
 @pytest.mark.parametrize("fault", ["weight", "reward", "sampler"])
 def test_the_batch_on_which_a_run_had_to_stop_is_kept(go, tmp_path, fault):
     held = {}
@@ -267,17 +255,22 @@ def test_the_batch_on_which_a_run_had_to_stop_is_kept(go, tmp_path, fault):
     assert bool(batch["rewards"].isnan().any()) == (fault == "reward")
 
 
-def test_configurations_that_would_do_nothing_raise(go, make_run, problems):
-    with pytest.raises(ValueError, match=r"\b9\b"):
-        go(prompts_per_rollout=9)
-    with pytest.raises(ValueError, match=r"\b3\b"):
-        go(max_prompt_tokens=3)
-
-    def drop(policy, sampler):
-        policy.model.add_module("drop", torch.nn.Dropout(0.1))
-
-    with pytest.raises(ValueError, match="drops out"):
-        go(prepare=drop)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollout": SamplingConfig(max_new_tokens=6, top_p=0.9)}, "top_p 0.9"),
+        ({"rollout": SamplingConfig(max_new_tokens=6, temperature=0.0)}, "temperature is 0"),
+        ({"prompts_per_rollout": 9}, r"\b9\b"),
+        ({"max_prompt_tokens": 3}, r"\b3\b"),
+        (
+            {"prepare": lambda policy, _: policy.model.add_module("drop", torch.nn.Dropout(0.1))},
+            "drops out",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_raises(go, changes, message):
+    with pytest.raises(ValueError, match=message):
+        go(**changes)
 
 
 @pytest.mark.gpu
