@@ -12,18 +12,6 @@ ROWS = [[5, 9, 40, 7, 21, 3], [8, 8, 30, 2], [11, 50, 60, 17, 4, 33, 12]]
 PREDICTING = slice(2, -1)  # behind prompts of three tokens
 
 
-def policy(weight_format="bf16", order=None):
-    return load_policy(
-        "tiny",
-        weight_format=weight_format,
-        training="lora",
-        lora_rank=4,
-        lora_alpha=4.0,
-        seed=1,
-        order=order,
-    )
-
-
 def hidden(of):
     """Return the last hidden states that predict the completions' tokens."""
     decoder = of.decoder
@@ -38,10 +26,13 @@ def hidden(of):
 @torch.no_grad()
 def test_the_kl_in_slices_is_that_of_whole_distributions(order, monkeypatch):
     monkeypatch.setattr(divergence, "SLICE", 3)
-    clean = policy(order=order)
+    clean, *others = (
+        load_policy("tiny", weight_format=weight_format, order=order)
+        for weight_format in ("bf16", "nvfp4", "mxfp4")
+    )
     p = distributions(clean, ROWS, PREDICTING)
     assert float(compared(clean, hidden(clean), clean, hidden(clean))[0].abs().max()) == 0
-    for changed in (policy("nvfp4", order), policy("mxfp4", order)):
+    for changed in others:
         q = distributions(changed, ROWS, PREDICTING)
         kl, entropy = compared(clean, hidden(clean), changed, hidden(changed))
         assert len(kl) == len(entropy) == len(q)
