@@ -122,6 +122,7 @@ def test_a_policy_trained_here_keeps_the_recipe_of_its_records(make_checkpoint, 
     direct, again = load(source), load(stored)
     assert (direct.facts["recipe"], again.facts["recipe"]) == ("float32", None)
     foreign = load(make_checkpoint("qwen2"))
+    assert foreign.facts["recipe"] == "bfloat16"
     scales, stored_scales, foreign_scales = (
         {name: float(linear.weight.encode_scale) for name, linear in quantized_linears(p).items()}
         for p in (direct, again, foreign)
