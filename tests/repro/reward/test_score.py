@@ -1,6 +1,4 @@
-"""Rewards and their controls."""
-
-import pytest
+"""The rewards beside the task's, which test_adversarial holds: controls, finished answers."""
 
 from repro.reward.score import RANDOM_PROBABILITY, score
 from repro.spec.config import derive_seed
@@ -8,18 +6,6 @@ from repro.spec.config import derive_seed
 RIGHT = "<think>a</think><answer>18</answer>"
 WRONG = "<think>a</think><answer>19</answer>"
 RIGHT_UNFORMATTED = "<answer>18</answer>"
-WRONG_UNFORMATTED = "<answer>19</answer>"
-HASHES = "<think>a</think>\n#### 18"
-
-
-def test_task_reward_is_accuracy_plus_format_and_an_item_with_a_broken_gold_is_dropped(pool):
-    texts = [RIGHT, WRONG, RIGHT_UNFORMATTED, WRONG_UNFORMATTED, HASHES, RIGHT]
-    rewards = score(texts, ["18"] * 5 + ["\\frac{1}{"], "task", 0.2, pool)
-    assert rewards.accuracy == [1, 0, 1, 0, 0, None]
-    assert rewards.format == [1, 1, 0, 0, 0, 1]
-    assert rewards.lenient_accuracy == [1, 0, 1, 0, 1, None]
-    assert rewards.total[:5] == pytest.approx([1.2, 0.2, 1.0, 0.0, 0.0])
-    assert rewards.total[5] is None
 
 
 def test_format_reward_ignores_the_answer_and_still_measures_accuracy(pool):
