@@ -134,7 +134,6 @@ def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(tmp_path, ca
         ("--seed -1", "seed is -1"),
         ("--aqn --steps 1 --set steps=1", "no noise"),
         ("--data {folder}/unanswered.jsonl", "`answer` is missing"),
-        ("--reward bad_rewards:no_completions", "no_completions"),
         ("--reward bad_rewards:too_few", "returned [1.0] for 2 completions"),
         ("--out {folder}", "name a new folder"),
         ("--out {folder}/bad_rewards.py/out", "bad_rewards.py is no folder"),
@@ -144,10 +143,7 @@ def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(tmp_path, ca
 def test_bad_input_is_a_sentence_and_leaves_nothing(line, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "unanswered.jsonl").write_text('{"question": "2 + 2?"}\n' * 3)
-    (tmp_path / "bad_rewards.py").write_text(
-        "def no_completions(texts):\n    return []\n\n\n"
-        "def too_few(completions):\n    return [1.0]\n"
-    )
+    (tmp_path / "bad_rewards.py").write_text("def too_few(completions): return [1.0]")
     monkeypatch.delitem(sys.modules, "bad_rewards", raising=False)
     line = line.format(folder=tmp_path, tiny=TINY_FOLDER)
     assert main(["train", *LINE, *line.split(), "--runs", "runs"]) == 2
