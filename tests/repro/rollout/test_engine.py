@@ -1,4 +1,4 @@
-"""The engine against transformers' own generation, and against itself under pressure."""
+"""The engine against the plain sampler, and against itself under pressure."""
 
 import pytest
 import torch
@@ -14,50 +14,22 @@ GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=32)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "weight_format"),
+    ("architecture", "weight_format", "sampling"),
     [
-        *(("qwen2", weight_format) for weight_format in ("bf16", "nvfp4", "mxfp4", "nf4")),
-        ("qwen3", "nvfp4"),
-        ("llama", "bf16"),
+        *(("qwen2", weight_format, GREEDY) for weight_format in ("bf16", "mxfp4", "nf4")),
+        ("qwen3", "nvfp4", GREEDY),
+        ("llama", "bf16", GREEDY),
+        ("qwen2", "nvfp4", SamplingConfig(temperature=1.0, max_new_tokens=40)),
+        ("qwen2", "nvfp4", SamplingConfig(temperature=0.7, top_p=0.9, max_new_tokens=40)),
     ],
 )
-def test_greedy_tokens_equal_those_of_transformers_generate(
-    make_policy, architecture, weight_format
+def test_rows_draw_what_the_plain_sampler_draws_from_the_same_seeds(
+    make_policy, architecture, weight_format, sampling
 ):
-    policy = make_policy(architecture, weight_format)
-    prompts = prompts_of([9, 1, 23])
-    batch = Engine(policy, small()).sample(prompts, GREEDY, group_size=1, seeds=[0, 0, 0])
-    model = policy.model
-    for prompt, completion in zip(prompts, batch.completions, strict=True):
-        # One pass says of every token whether it is the likeliest after those before it.
-        row = list(completion.token_ids)
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + row[:-1]])).logits[0, len(prompt) - 1 :]
-        assert row == logits.argmax(-1).tolist()
-        assert len(row) == 32
-        assert completion.finish_reason == "length"
-    # A step of `generate` takes as long as such a pass, so it is asked for one prompt.
-    expected = model.generate(
-        input_ids=torch.tensor([prompts[0]]),
-        attention_mask=torch.ones(1, len(prompts[0]), dtype=torch.long),
-        do_sample=False,
-        max_new_tokens=32,
-        pad_token_id=0,
-    )[0, len(prompts[0]) :].tolist()
-    assert list(batch.completions[0].token_ids) == expected
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingConfig(temperature=1.0, max_new_tokens=40),
-        SamplingConfig(temperature=0.7, top_p=0.9, max_new_tokens=40),
-    ],
-)
-def test_rows_draw_what_the_plain_sampler_draws_from_the_same_seeds(make_policy, sampling):
-    # With another seed a token may lie on the very edge of a filter, and fall to either side.
-    policy = make_policy("qwen2", "nvfp4", seed=1)
-    prompts, seeds = prompts_of([5, 8, 3]), list(range(12))
+    # Which are those of transformers (test_torch_sampler). With another seed a token may lie on the
+    # very edge of a filter, and fall to either side.
+    policy = make_policy(architecture, weight_format, seed=1)
+    prompts, seeds = prompts_of([9, 1, 23]), list(range(12))
     engine = Engine(policy, small()).sample(prompts, sampling, group_size=4, seeds=seeds)
     plain = TorchSampler(policy).sample(prompts, sampling, group_size=4, seeds=seeds)
     require_alike(engine, plain)
