@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from repro.rl.advantage import group_advantages
 from repro.rl.loss import StepCounts, policy_loss
@@ -17,37 +18,25 @@ VOCABULARY, LONGEST, END = 5, 3, 0
 TEMPERATURE = 0.6
 
 
-class Tabular:
-    """Every completion of the tabular policy, their rewards and log-probabilities."""
+# Every text of so many tokens at most; those before the last length are the table's rows.
+TEXTS = [t for n in range(LONGEST + 1) for t in itertools.product(range(VOCABULARY), repeat=n)]
+PREFIXES = [tokens for tokens in TEXTS if len(tokens) < LONGEST]
+COMPLETIONS = [
+    tokens
+    for tokens in TEXTS
+    if tokens and END not in tokens[:-1] and (tokens[-1] == END or len(tokens) == LONGEST)
+]
 
-    def __init__(self):
-        generator = torch.Generator().manual_seed(11)
-        prefixes = 1 + VOCABULARY + VOCABULARY**2
-        self.table = torch.randn(prefixes, VOCABULARY, generator=generator, dtype=torch.float64)
-        self.completions = [
-            tokens
-            for length in range(1, LONGEST + 1)
-            for tokens in itertools.product(range(VOCABULARY), repeat=length)
-            if END not in tokens[:-1] and (tokens[-1] == END or length == LONGEST)
-        ]
-        # Rewards around 0.5, so that leaving them uncentred shows.
-        self.rewards = 0.5 + torch.randn(
-            len(self.completions), generator=generator, dtype=torch.float64
-        )
 
-    def token_logprobs(self, table):
-        """Return (N, 3) log-probabilities of every completion's tokens and their mask."""
-        logp = torch.log_softmax(table / TEMPERATURE, dim=-1)
-        rows, masks = [], []
-        for tokens in self.completions:
-            state, values = 0, []
-            for place, token in enumerate(tokens):
-                values.append(logp[state, token])
-                base = (1, 1 + VOCABULARY)[place] if place < 2 else 0
-                state = base + (VOCABULARY * (state - 1) if place == 1 else 0) + token
-            rows.append(torch.stack(values + [logp.new_zeros(())] * (LONGEST - len(values))))
-            masks.append([place < len(tokens) for place in range(LONGEST)])
-        return torch.stack(rows), torch.tensor(masks)
+def token_logprobs(table):
+    """Return (N, 3) log-probabilities of every completion's tokens and their mask."""
+    logp = torch.log_softmax(table / TEMPERATURE, dim=-1)
+    rows = [
+        torch.stack([logp[PREFIXES.index(tokens[:i]), token] for i, token in enumerate(tokens)])
+        for tokens in COMPLETIONS
+    ]
+    lengths = torch.tensor([len(tokens) for tokens in COMPLETIONS])
+    return pad_sequence(rows, batch_first=True), torch.arange(LONGEST) < lengths[:, None]
 
 
 @pytest.mark.parametrize("scale_by_std", [False, True])
@@ -55,17 +44,17 @@ class Tabular:
     "aggregation", ["sequence_mean", "token_mean", "token_mean_local", "constant"]
 )
 def test_expected_gradient_over_all_pairs_is_exact(aggregation, scale_by_std):
-    tab = Tabular()
     config = LossConfig(scale_by_std=scale_by_std, aggregation=aggregation)
-    count = len(tab.completions)
-    length = torch.tensor([len(c) for c in tab.completions], dtype=torch.float64)
-    pairs = torch.cartesian_prod(torch.arange(count), torch.arange(count))  # (N^2, 2)
-    table = tab.table.clone().requires_grad_()
-    logp, mask = tab.token_logprobs(table)
+    kind = {"generator": torch.Generator().manual_seed(11), "dtype": torch.float64}
+    table = torch.randn(len(PREFIXES), VOCABULARY, **kind).requires_grad_()
+    # Rewards around 0.5, so that leaving them uncentred shows.
+    r = 0.5 + torch.randn(len(COMPLETIONS), **kind)
+    logp, mask = token_logprobs(table)
+    length = mask.double().sum(1)
+    pairs = torch.cartesian_prod(*[torch.arange(len(r))] * 2)  # (N^2, 2)
 
     # Written from the definitions, two completions at a time.
     first, second = pairs.t()
-    r = tab.rewards
     advantage = (r[first] - r[second]) / 2
     if scale_by_std:
         advantage = advantage / ((r[first] - r[second]).abs() / 2**0.5 + config.advantage_epsilon)

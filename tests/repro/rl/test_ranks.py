@@ -49,10 +49,8 @@ def test_every_item_is_one_ranks_and_the_largest_are_spread():
 
 def tiny(weight_format):
     """Return the packaged policy in a format, with an adapter."""
-    return fresh_policy(
-        "tiny", weight_format=weight_format, training="lora", lora_rank=8, lora_alpha=8,
-        norms_trained=False, compute_dtype="float32", seed=0, device="cpu",
-    )  # fmt: skip
+    adapter = {"training": "lora", "lora_rank": 8, "lora_alpha": 8}
+    return fresh_policy("tiny", weight_format=weight_format, **adapter)
 
 
 @pytest.fixture(scope="module")
