@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import statistics
 import sys
 from argparse import Namespace
 from dataclasses import asdict
@@ -12,40 +11,24 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import grpo, harness, peer_update, sweep, table, workloads
 from benchmarks.peers import ours as own
 from benchmarks.peers.sweep import EQUAL, SHIPPED
-from repro.data.generator import GeneratorConfig
 from repro.data.problem import Problem
 from repro.data.prompts import render
-from repro.data.tiny_tokenizer import build_tokenizer
 from repro.rl.collect import PromptSource
+from tests.repro.qwen_checkpoint import write_small
 
 ROOT = Path(__file__).parents[2]
-CHAT = (
-    "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}A: {% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Return a checkpoint of a tiny model with random weights, a tokenizer and a chat template."""
-    place = tmp_path_factory.mktemp("tiny")
-    tokenizer: Any = build_tokenizer(GeneratorConfig())
-    tokenizer.chat_template = CHAT
-    config = AutoConfig.for_model(
-        "qwen2", vocab_size=2048, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=4096,
-        tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
+    return write_small(tmp_path_factory.mktemp("tiny"), vocab_size=2048)
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +38,6 @@ def data(tmp_path_factory):
     rows = [{"question": f"What is {n} plus {n + 1}?", "answer": str(2 * n + 1)} for n in range(60)]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return path
-
-
-def entry(way, seconds, lengths="long", **more):
-    return {
-        "model": "7b", "lengths": lengths, "way": way, "seconds": seconds,
-        "median": statistics.median(seconds), "commit": "abcdef012345", "date": "2026-01-01",
-        "weights": "random", "packages": {"torch": "2.11.0"}, **more,
-    }  # fmt: skip
-
-
-def step_entry(way, seconds, tokens=1000, **more):
-    parts = {"rollout": 0.5, "sync": 0.1, "score": 0.1, "update": 0.4}
-    spent = {f"{part}_seconds": [share * seconds] * 3 for part, share in parts.items()}
-    own = {"completion_tokens": [tokens] * 3, "terms": EQUAL, **spent, **more}
-    return entry(way, [seconds] * 3, "7b_16x8", **own)
 
 
 def test_every_setting_is_tried_once_and_the_fastest_by_token_counts_in_both_terms():
@@ -101,27 +69,6 @@ def test_what_needs_no_choice_has_no_trial():
         assert not any(whole.prompts * whole.group % own["rows"] for own in settings)
     assert not sweep.applies("trl", "7b_16x8", "0.5b")
     assert not sweep.applies("trl_alone", "64x8", "0.5b")
-
-
-def test_the_table_has_a_row_a_way_the_ratio_by_token_and_what_failed():
-    entries = [
-        step_entry("trl", 4.0, 500, driver_bytes=2**30, start_seconds=75.0,
-                   rewards=[0.1] * 15 + [0.5] * 5),
-        step_entry("trl", 6.0, 500, terms=SHIPPED),
-        step_entry("ours_nvfp4", 2.0),
-        step_entry("unsloth", 1.0, trial=True, settings={"rows": 8}),
-        entry("peft", [15.0, 16.0, 17.0]),
-        entry("ours_bf16", [10.0]),
-        entry("qlora", [1.0]) | {"failed": "failed: ImportError: no bitsandbytes"},
-    ]  # fmt: skip
-    lines = table.record_lines({"device": "A card", "driver": "1.2", "entries": entries})
-    text = "\n".join(lines)
-    assert "| TRL + vLLM, equal work | 8 (4.00 x) |" in text
-    assert "| TRL + vLLM, as shipped | 12 (6.00 x) |" in text
-    assert "| transformers + peft | 16 (1.60 x) |" in text
-    assert "4 (4 to 4) | 2 | 0.4 | 0.4 | 1.6 | 500 | 1.0 GiB | 75 s | 0.100 | 0.500 |" in text
-    assert "bitsandbytes QLoRA, 7B, 256 + 2,048: failed: ImportError: no bitsandbytes." in text
-    assert "Unsloth" not in text
 
 
 def test_the_page_is_written_from_the_blessed_records():
@@ -212,7 +159,7 @@ def test_own_steps_are_timed_on_a_peers_questions(folder, data, tmp_path, monkey
     monkeypatch.setattr(own, "train_run", watched)
     asked = Namespace(
         **request, way="ours_nvfp4_aqn", reward="in_turn", data=files["data"], group=2,
-        prompt_tokens=128, new_tokens=6, dtype="float32", sampled=True,
+        prompt_tokens=256, new_tokens=6, dtype="float32", sampled=True,
     )  # fmt: skip
     measured = own.measure_steps(asked)
     asked_of_peers = [json.loads(line)["prompt"].partition("\n")[0] for line in lines]
