@@ -1,26 +1,14 @@
 """What a run is asked by its scale: the ceiling for untrained arms alone."""
 
-import dataclasses
-
 import pytest
 
 from repro.evaluate.scale_evaluator import ScaleEvaluator, mean_tokens
 from repro.rl.collect import GradingRequest
-from repro.spec.config import EvaluationConfig, SamplingConfig
+from repro.spec.config import SamplingConfig
 from tests.repro.evaluate.small import Writer, problem
-from tests.repro.procedures import conftest
+from tests.repro.procedures.conftest import SCALE
 from tests.repro.small_runs import small_run
 
-SCALE = dataclasses.replace(
-    conftest.SCALE,
-    steps=1,
-    prompts_per_rollout=1,
-    group_size=2,
-    max_prompt_tokens=99,
-    rollout=SamplingConfig(max_new_tokens=48),
-    evaluation=EvaluationConfig(samples=2, sampling=SamplingConfig(max_new_tokens=48)),
-    test_sets=(),
-)
 TEST = [problem("1+2?", "3"), problem("2+2?", "4")]
 FURTHER = {"hard": [problem("3+2?", "5")]}
 TEXTS = {
@@ -72,7 +60,7 @@ def test_greedy_and_sampled_questions_have_the_scale_s_limits(tokenizer, pool):
     writer = one.evaluator.sampler
     assert isinstance(writer, Writer)
     assert [sampling for _, _, sampling in writer.requests] == [
-        SamplingConfig(temperature=0.0, max_new_tokens=48),
+        SamplingConfig(temperature=0.0, max_new_tokens=20),
         SCALE.evaluation.sampling,
     ]
 
