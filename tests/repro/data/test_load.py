@@ -3,7 +3,6 @@
 import dataclasses
 from pathlib import Path
 
-import datasets
 import pytest
 
 from repro.data import public
@@ -12,6 +11,7 @@ from repro.data.problem import DataError, Problem, same_text
 from repro.data.public import load_public
 from repro.reward.grader import GraderPool
 from repro.spec.config import DataConfig
+from tests.repro.data.test_own_data import table
 from tests.repro.problem_files import write_problems
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
@@ -86,20 +86,10 @@ def test_a_test_file_alone_is_only_a_test_set(tmp_path):
         load_problems(_config(tmp_path), "train")
 
 
-def test_copies_of_a_question_stay_on_one_side(tmp_path):
-    problems = _problems("x", 200)
-    copies = [dataclasses.replace(p, id=p.id + "c", question=p.question.upper()) for p in problems]
-    write_problems(tmp_path / "train.jsonl", problems + copies)
-    config = _config(tmp_path, development_problems=20)
-    train, held_out = (load_problems(config, split) for split in ("train", "development"))
-    questions = [p.question.casefold() for p in train]
-    assert all(questions.count(question) == 2 for question in questions)
-    assert not {p.question.casefold() for p in held_out} & {*questions}
-
-
 @pytest.mark.parametrize(
     ("trained", "asked"),
     [
+        ("How many?", " HOW  many? "),
         ("How many cafés?", "How many cafe\u0301s?"),
         ("How many cafés?", "How many ca\u200bfe\u0301s?\ufeff"),
         ("Tom's “long” walk – 5 km", 'Tom’s "long" walk - 5\u00a0km'),
@@ -110,14 +100,15 @@ def test_copies_of_a_question_stay_on_one_side(tmp_path):
         ("H₂O…", "H2O..."),
     ],
 )
-def test_twins_but_for_unicodes_form_are_one_question(tmp_path, trained, asked):
+def test_twins_but_for_case_and_unicodes_form_are_one_question(tmp_path, trained, asked):
     problems = _problems("train", 40)
     first = dataclasses.replace(problems[0], question=trained)
     twin = dataclasses.replace(problems[1], question=asked)
     write_problems(tmp_path / "train.jsonl", [first, *problems[2:]])
     write_problems(tmp_path / "test.jsonl", [twin])
-    with pytest.raises(DataError, match=r"'train/1' .*'train/0'"):
-        load_problems(_config(tmp_path), "train")
+    for split in ("train", "test"):
+        with pytest.raises(DataError, match=r"'train/1' .*'train/0'"):
+            load_problems(_config(tmp_path), split)
     (tmp_path / "test.jsonl").unlink()
     write_problems(tmp_path / "train.jsonl", [first, twin, *problems[2:]])
     for count in range(1, 9):
@@ -132,13 +123,6 @@ def test_twins_but_for_unicodes_form_are_one_question(tmp_path, trained, asked):
 )
 def test_questions_of_other_numbers_are_not_twins(one, other):
     assert same_text(one) != same_text(other)
-
-
-def test_a_test_question_that_is_trained_on_is_refused(folder):
-    leaked = dataclasses.replace(_problems("train", 1)[0], id="other", question=" TRAIN  0? ")
-    write_problems(folder / "test.jsonl", [leaked])
-    with pytest.raises(DataError, match=r"'other' .*'train/0'"):
-        load_problems(_config(folder), "test")
 
 
 @pytest.mark.parametrize(
@@ -172,20 +156,12 @@ def test_generated_problems_come_by_their_split_s_count_and_need_one():
 
 @pytest.fixture
 def fetched(tmp_path, monkeypatch):
-    """Return a table of file name to rows that replaces the network."""
-    table = {}
-
-    def local(name, public_set, filename):
-        path = tmp_path / filename.replace("/", "_")
-        made = datasets.Dataset.from_list(table[filename])
-        if filename.endswith(".parquet"):
-            made.to_parquet(path)
-        else:
-            made.to_json(path)
-        return path
-
-    monkeypatch.setattr(public, "_fetched", local)
-    return table
+    """Return a dictionary of file name to rows that replaces the network."""
+    rows = {}
+    monkeypatch.setattr(
+        public, "_fetched", lambda name, of, file: table(tmp_path / file, rows[file])
+    )
+    return rows
 
 
 def test_gsm8k_rows_become_problems_with_plain_golds(fetched):
