@@ -1,5 +1,6 @@
 """Tiny random policies of every architecture and weight format."""
 
+import functools
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -100,12 +101,4 @@ def require_alike(actual, expected):
 @pytest.fixture(scope="session")
 def make_policy():
     """Return the builder, which keeps what it has built."""
-    built = {}
-
-    def make(*args, **kwargs):
-        key = (args, tuple(sorted(kwargs.items())))
-        if key not in built:
-            built[key] = random_policy(*args, **kwargs)
-        return built[key]
-
-    return make
+    return functools.cache(random_policy)
