@@ -1,12 +1,12 @@
 """A trained adapter beside its base, as a run leaves it."""
 
+import functools
 from unittest import mock
 
 import pytest
-import torch
 
-from repro.models.policy import trainable_parameters
 from repro.procedures.train import keep_policy
+from tests.repro.rl.conftest import nudge
 from tests.repro.small_runs import fresh_policy
 
 
@@ -16,10 +16,7 @@ def trained_policy(weight_format="bf16", *, norms_trained=False, order=None, rou
         "tiny", weight_format=weight_format, training="lora", lora_rank=8, lora_alpha=16.0,
         norms_trained=norms_trained, seed=0, order=order, rounding=rounding,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in trainable_parameters(policy).values():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.02)
+    nudge(policy, 0.02)
     return policy
 
 
@@ -33,12 +30,11 @@ def few_probes():
 @pytest.fixture(scope="session")
 def run_of(tmp_path_factory):
     """Return a function that gives the folder of a run that trained on a format."""
-    made = {}
 
+    @functools.cache
     def run(weight_format):
-        if weight_format not in made:
-            made[weight_format] = tmp_path_factory.mktemp(weight_format)
-            keep_policy(trained_policy(weight_format), made[weight_format])
-        return made[weight_format]
+        folder = tmp_path_factory.mktemp(weight_format)
+        keep_policy(trained_policy(weight_format), folder)
+        return folder
 
     return run

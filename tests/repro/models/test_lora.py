@@ -15,6 +15,7 @@ from repro.models.files.adapter_files import adapter_tensors, save_adapter
 from repro.models.lora import adapter_layers, effective_weight, fold_adapter, folding_loss
 from repro.models.policy import load_policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
+from tests.repro.rl.conftest import nudge
 
 ALL_FORMATS = ("bf16", "nvfp4", "mxfp4", "nf4")
 
@@ -22,13 +23,6 @@ ALL_FORMATS = ("bf16", "nvfp4", "mxfp4", "nf4")
 def load(folder, weight_format="nvfp4", **more):
     arguments = {"lora_rank": 8, "lora_alpha": 8.0, "seed": 0} | more
     return load_policy(folder, weight_format=weight_format, training="lora", **arguments)
-
-
-def randomise(policy, seed=5):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in trainable_parameters(policy).values():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
 
 
 def dequantised_transformers(policy, folder):
@@ -46,7 +40,7 @@ def test_a_fresh_or_disabled_adapter_leaves_the_base_bit_equal(folder, token_ids
     base = load_policy(folder, weight_format=weight_format).model(input_ids=token_ids).logits
     adapted = load(folder, weight_format)
     assert torch.equal(adapted.model(input_ids=token_ids).logits, base)
-    randomise(adapted)
+    nudge(adapted, 0.05)
     assert not torch.equal(adapted.model(input_ids=token_ids).logits, base)
     with adapted.model.disable_adapter():
         assert torch.equal(adapted.model(input_ids=token_ids).logits, base)
@@ -86,7 +80,7 @@ def test_saved_adapter_gives_the_same_logits_in_stock_peft(
     tmp_path, folder, token_ids, weight_format, alpha, rslora, scaling
 ):
     policy = load(folder, weight_format, lora_alpha=alpha, rslora=rslora, norms_trained=True)
-    randomise(policy)
+    nudge(policy, 0.05)
     assert next(adapter_layers(policy.model))[1].adapter()[2] == pytest.approx(scaling)
     ours = policy.model(input_ids=token_ids).logits
     save_adapter(policy, tmp_path / "adapter", base="some/base")
@@ -109,7 +103,7 @@ def test_merge_into_a_4_bit_base_is_refused_with_the_reason(make_checkpoint, wei
 @pytest.mark.parametrize("norms", [True, False])
 def test_adapter_files_hold_the_trained_parameters_bit_for_bit(tmp_path, folder, norms):
     policy = load(folder, norms_trained=True)
-    randomise(policy)
+    nudge(policy, 0.05)
     save_adapter(policy, tmp_path, base="Qwen/Some", norms=norms)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "Qwen/Some"
@@ -131,7 +125,7 @@ def test_adapter_files_hold_the_trained_parameters_bit_for_bit(tmp_path, folder,
 def test_a_folded_adapter_is_a_sum_rounded_once_and_nothing_beside_it(folder, token_ids):
     policy = load(folder, "bf16", lora_alpha=16.0)
     assert folding_loss(policy.model) == 0
-    randomise(policy)
+    nudge(policy, 0.05)
     assert 0 < folding_loss(policy.model) < 0.5
     plain = dequantised_transformers(policy, folder)
     for name, layer in adapter_layers(policy.model):
