@@ -9,8 +9,8 @@ import torch
 from repro.rl.loss import SUMS, StepCounts, policy_loss
 from repro.rl.micro_batches import plan_step
 from repro.rl.rows import make_rows
-from repro.rollout.sampler import Completion
 from repro.spec.arm import LossConfig
+from tests.repro.rl.conftest import make_completion
 
 LENGTHS = (2, 5, 9)
 AGGREGATIONS = ("sequence_mean", "token_mean", "token_mean_local", "constant")
@@ -26,10 +26,7 @@ def batch(seed=0, lengths=LENGTHS):
 
 def rows_like(mask):
     """Return rows with a prompt of one token each and completions as long as the mask says."""
-    completions = [
-        Completion(token_ids=(5,) * n, sampled_logprobs=(0.0,) * n, finish_reason="length")
-        for n in mask.sum(1).tolist()
-    ]
+    completions = [make_completion((5,) * n, "length", 0.0) for n in mask.sum(1).tolist()]
     return make_rows([(5,)] * len(mask), completions, group_size=1)
 
 
