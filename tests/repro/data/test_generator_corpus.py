@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import random
 import re
+import unicodedata
 
 import pytest
 from hypothesis import given, settings
@@ -78,8 +79,6 @@ def test_a_prompt_and_its_completion_tokenise_apart_as_they_do_together(tokenize
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_any_text_in_nfc_survives_encoding(tokenizer, text):
-    import unicodedata
-
     text = unicodedata.normalize("NFC", text)
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 

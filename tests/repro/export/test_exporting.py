@@ -154,13 +154,11 @@ def test_full_training_keeps_a_16_bit_model(tmp_path):
 
 
 def test_a_merge_that_lost_the_adapter_leaves_nothing(run_of, tmp_path, capsys, monkeypatch):
-    from repro.export import exporting
-
     def without_adapter(policy, folder):
         shutil.copytree(TINY_FOLDER, folder)
         return folder
 
-    monkeypatch.setattr(exporting, "write_merged", without_adapter)
+    monkeypatch.setattr("repro.export.exporting.write_merged", without_adapter)
     assert main(["export", str(run_of("bf16")), str(tmp_path / "out"), "--as", "merged"]) == 2
     assert "mean KL" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

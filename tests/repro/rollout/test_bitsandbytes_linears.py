@@ -8,15 +8,15 @@ import torch
 from repro.models.random_policy import random_policy
 from tests.repro.architectures import qwen2_shape
 
-bitsandbytes = pytest.importorskip("bitsandbytes", reason="the extra `bitsandbytes` is absent")
+pytest.importorskip("bitsandbytes", reason="the extra `bitsandbytes` is absent")
+
+from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 
 SHAPE = qwen2_shape(128, vocabulary=512)
 
 
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_group_with_its_adapter_is_what_the_modules_give(rows):
-    from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
-
     policy = random_policy(
         SHAPE, weight_format="nf4", lora_rank=16, compute_dtype="bfloat16", seed=0, device="cpu"
     )
@@ -40,7 +40,5 @@ def test_a_group_with_its_adapter_is_what_the_modules_give(rows):
 
 
 def test_other_weights_are_refused():
-    from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
-
     with pytest.raises(ValueError, match=r"NF4 .*Linear"):
         BitsandbytesGroup([torch.nn.Linear(64, 64, bias=False)])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from repro.models.lora import adapter_layers
 from repro.rl.noise import perturbed
 from repro.rollout.engine import Engine
 from repro.rollout.torch_sampler import TorchSampler
@@ -111,8 +112,6 @@ def test_end_tokens_stop_a_row_and_are_part_of_it(make_policy):
 
 
 def test_an_adapter_changed_in_place_is_seen_without_a_copy(make_policy):
-    from repro.models.lora import adapter_layers
-
     policy, prompts = make_policy("qwen3", "nf4", seed=11), prompts_of([6])
     engine = Engine(policy, small())
     ask = {"group_size": 1, "seeds": [3]}
