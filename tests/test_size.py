@@ -26,7 +26,7 @@ BUDGET = {
     "hand-written words of docs": 14_000,
     "generated words of docs": 4_600,
     "pictures in docs": 15,
-    "bytes of expected/": 1_180_000,
+    "bytes of expected/": 1_190_000,
     "bytes of CHANGELOG": 16_500,
 }
 BOUNDS = dict(zip(BUDGET, (56_792, 28_828, 14_000, 6_000, 30, 1_500_000, 16_500), strict=True))

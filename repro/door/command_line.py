@@ -229,7 +229,7 @@ def _add_regress(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_choice(parser: argparse.ArgumentParser) -> None:
     """Add what selects runs."""
     _add_selection(parser)
-    _flag(parser, "--seeds", "N", "how many seeds, or a list such as 0,3,4")
+    _flag(parser, "--seeds", "N", "how many seeds, or which: 0,3,4 (one alone: 3,)")
     _flag(parser, "--arms", "A,B", "only these arms")
 
 
