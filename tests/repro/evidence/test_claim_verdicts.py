@@ -1,4 +1,4 @@
-"""Claims judged: the statuses, and what must lead to each."""
+"""Claims and expectations judged: the statuses, and what must lead to each."""
 
 import dataclasses
 import itertools
@@ -8,6 +8,8 @@ from statistics import stdev
 import pytest
 
 from repro.evidence.verdicts.claim_verdicts import judge
+from repro.evidence.verdicts.expectation import Expectation
+from repro.evidence.verdicts.verdict import Verdict, judge_expectation, with_discovery_rate
 from repro.spec.claim import Claim, Dose, Effect, Metric, slope
 
 ACCURACY = Metric(name="accuracy", unit="percent", title="accuracy")
@@ -118,6 +120,7 @@ def test_a_claim_without_a_test_counts_in_its_family_with_p_of_1():
     alone = judge([difference()], METRICS, pair, {}, {})[0]
     assert first[0].p == pytest.approx(min(1.0, 3 * alone.p))
     assert [item.status for item in first[1:]] == ["not run", "not testable", "not run"]
+    assert first[1].sentence == "not sent"
 
 
 @pytest.mark.parametrize(
@@ -134,11 +137,6 @@ def test_what_cannot_be_decided_says_why(stated, a, b, lost, status, words):
     verdict = verdict_of(stated, {"a": lost} if lost else {"c": "-"}, a=a, b=b)
     assert (verdict.status, verdict.n) == (status, len(a))
     assert words in verdict.sentence
-
-
-def test_an_absent_arm_is_not_run_with_its_reason():
-    verdict = judge([A_OVER_B], METRICS, values(a=HIGH), {"b": "needs a GPU"}, {})[0]
-    assert (verdict.status, verdict.sentence) == ("not run", "needs a GPU")
 
 
 def test_an_interaction_is_the_difference_of_two_differences():
@@ -343,13 +341,7 @@ TIMES = Effect(paper=2.0, smallest=1.1, measure="ratio", place="p", because="b")
 
 
 def _graded(height, **more):
-    """Return a slope claim, and values of four arms by five seeds.
-
-    Parameters
-    ----------
-    height
-        Of the dose, the start and the seed.
-    """
+    """Return a slope claim, and values of four arms by five seeds; `height` is a function."""
     stated = {"effect": HALF, "dose": Dose("entropy", 0.1)} | more
     starts = [[0.3, 0.1, 0.25, 0.2], [0.1, 0.3, 0.2, 0.35]]
     a_claim = claim(*DOSED, contrast=dict.fromkeys(DOSED, 0), **stated)
@@ -404,3 +396,48 @@ def test_arms_of_one_dose_give_no_slope():
     flat = {arm: dict.fromkeys(range(5), 0.3) for arm in DOSED}
     with pytest.raises(ValueError, match="differ"):
         _judged(a_claim, by_metric | {"entropy": flat})
+
+
+BAR = Expectation(arm="a", metric="accuracy", accept=(70.0, None), source="derived", because="b")
+
+
+@pytest.mark.parametrize(
+    ("accept", "status"),
+    [
+        ((78.0, 85.0), "reproduced"),
+        ((90.0, None), "contradicted"),
+        ((None, 60.0), "contradicted"),
+        ((81.0, 90.0), "inconclusive"),
+    ],
+)
+def test_an_expectation_is_judged_by_the_means_interval(accept, status):
+    expectation = dataclasses.replace(BAR, accept=accept)
+    assert judge_expectation(expectation, ACCURACY, dict(enumerate(HIGH)), None).status == status
+
+
+def test_a_bar_does_not_hold_while_planned_seeds_are_missing():
+    values, missing = dict(enumerate(HIGH)), "1 of 6 planned seeds of a have no record (5)"
+    assert judge_expectation(BAR, ACCURACY, values, None).status == "reproduced"
+    verdict = judge_expectation(BAR, ACCURACY, values, None, lost=missing)
+    assert verdict.status == "inconclusive"
+    assert verdict.sentence.endswith(missing)
+    missed = dataclasses.replace(BAR, accept=(90.0, None))
+    verdict = judge_expectation(missed, ACCURACY, values, None, lost=missing)
+    assert verdict.status == "contradicted"
+
+
+def shown(p, about="claim"):
+    return Verdict(
+        name="c", statement="s", source="Table 1", about=about, status="reproduced",
+        sentence="because", p=p, p_alone=p,
+    )  # fmt: skip
+
+
+def test_a_small_p_among_many_statements_is_not_shown_over_the_study():
+    study = [shown(0.03), *[shown(0.5)] * 9, shown(0.0001, about="mechanism")]
+    first, *_, machinery = with_discovery_rate(study)
+    assert first.q == pytest.approx(0.3)
+    assert "Over the study's 10 statements q = 0.3" in first.sentence
+    assert (machinery.q, machinery.sentence) == (None, "because")
+    (alone,) = with_discovery_rate([shown(0.03)])
+    assert (alone.q, alone.sentence) == (0.03, "because")

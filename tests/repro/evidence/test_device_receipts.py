@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import re
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import pytest
 
@@ -155,13 +156,10 @@ def test_every_new_record_of_the_systems_tier_has_its_device(run, tier, tmp_path
 
 
 def test_a_device_that_is_not_clean_is_not_measured(tmp_path, monkeypatch):
-    def busy():
-        raise device_state.DeviceBusyError("others hold 30 GiB")
-
-    measured = []
+    busy, measure = Mock(side_effect=device_state.DeviceBusyError("others hold 30 GiB")), Mock()
     monkeypatch.setattr(recording, "cuda_devices", lambda: ("one",))
     monkeypatch.setattr(device_state, "require_clean", busy)
-    monkeypatch.setattr(recording, "_measure", lambda runs, context: measured.append(len(runs)))
+    monkeypatch.setattr(recording, "_measure", measure)
     with pytest.raises(device_state.DeviceBusyError, match="others hold 30 GiB"):
         carry_out(systems_runs()[:1], tmp_path, tmp_path, lambda *a: None, lambda: False, 1)
-    assert measured == []
+    measure.assert_not_called()

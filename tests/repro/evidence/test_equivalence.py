@@ -108,21 +108,3 @@ def test_bootstrap_intervals_of_pairs_are_those_of_scipy_by_seed():
     turned = claim(contrast={"b": -1, "a": 1}, effect=ABOVE.effect, secondary=("improvement",))
     again = secondary(turned, [(y, x) for x, y in blocks], paired=True)
     assert again["improvement"].value == pytest.approx(found["improvement"].value)
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"test": "tost", "effect": ABOVE.effect}, "side"),
-        ({"test": "page", "side": "within", "bound": 1.0, "because": "b"}, "side"),
-        ({"effect": ABOVE.effect, "widest": 0.0}, "widest is 0.0"),
-        ({"log": True, "bound": 1.0, "widest": 1.0}, "above 1"),
-        ({"contrast": {"a": 1}, "mechanism": True, "unpaired_below": 0.3}, "need two arms"),
-        ({"contrast": {"a": 1}, "mechanism": True, "secondary": ("iqm",)}, "need two arms"),
-        ({"effect": ABOVE.effect, "secondary": ("mode",)}, "secondary is 'mode'"),
-        ({"effect": ABOVE.effect, "test": "sign_flip", "unpaired_below": 0.3}, "no unpaired"),
-    ],
-)
-def test_declarations_that_do_not_fit_are_refused(values, words):
-    with pytest.raises(ValueError, match=words):
-        claim(**values)

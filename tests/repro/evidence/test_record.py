@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 from datetime import datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -44,10 +45,7 @@ def test_a_record_read_back_is_the_one_written(run, made_up_record, tmp_path):
 
 
 def test_a_write_that_dies_leaves_nothing_behind(run, made_up_record, tmp_path, monkeypatch):
-    def die(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "link", die)
+    monkeypatch.setattr(os, "link", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         made_up_record(run).write(tmp_path)
     assert not list(tmp_path.rglob("seed-*"))
@@ -188,10 +186,7 @@ def test_numbers_that_are_not_finite_become_null(value, run, made_up_record, tmp
 
 
 def test_the_environment_is_captured_and_failed_probes_say_so(monkeypatch):
-    def broken():
-        raise RuntimeError("planted")
-
-    monkeypatch.setattr("platform.platform", broken)
+    monkeypatch.setattr("platform.platform", Mock(side_effect=RuntimeError("planted")))
     captured = capture_environment()
     assert captured["platform"] == {"failed": "RuntimeError: planted"}
     assert captured["packages"]["qerl-repro"] is None or captured["packages"]["qerl-repro"]

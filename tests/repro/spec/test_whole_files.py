@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,10 +24,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes devices
 
 
 def test_a_file_system_without_hard_links_still_never_overwrites(tmp_path, monkeypatch):
-    def refuse(*arguments):
-        raise PermissionError("no hard links here")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError("no hard links here")))
     path = write_new(tmp_path / "a.json", "first")
     with pytest.raises(FileExistsError):
         write_new(path, "second")
@@ -65,18 +63,6 @@ def test_a_folder_appears_when_it_is_complete_and_never_over_another(tmp_path):
     with pytest.raises(FileExistsError, match="never written over"), appearing(out):
         pytest.fail("the block was entered")
     assert list(out.parent.iterdir()) == [out]
-
-
-def test_of_a_folder_that_was_not_finished_nothing_is_left(tmp_path):
-    def killed(folder):
-        with appearing(folder) as half:
-            half.mkdir()
-            (half / "a").write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        killed(tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
 
 
 AT_WORK = """
@@ -126,10 +112,11 @@ def test_two_that_make_one_folder_leave_each_other_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_full_disk_is_told_with_the_folder_that_was_to_appear(tmp_path):
+def test_of_half_a_folder_nothing_is_left_and_a_full_disk_is_told_with_its_name(tmp_path):
     def half(nameless):
         with appearing(tmp_path / "out") as folder:
             folder.mkdir()
+            (folder / "a").write_text("half")
             raise nameless or OSError(errno.ENOSPC, full, "/source", None, str(folder / "copy"))
 
     full = "No space left on device"
@@ -140,6 +127,9 @@ def test_a_full_disk_is_told_with_the_folder_that_was_to_appear(tmp_path):
     with pytest.raises(FileNotFoundError) as missing:
         half(FileNotFoundError(errno.ENOENT, "No such file", "/somewhere/source"))
     assert missing.value.filename == "/somewhere/source"
+    with pytest.raises(KeyboardInterrupt):
+        half(KeyboardInterrupt())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_is_followed_and_a_file_keeps_its_mode(tmp_path):

@@ -125,6 +125,9 @@ def test_every_target_says_where_it_runs_or_why_not():
         assert target.source
 
 
+ONE_ARM = {"contrast": {"a": 1}, "mechanism": True, "effect": None}
+
+
 def claim(**values):
     fields: dict[str, object] = {
         "name": "c",
@@ -153,6 +156,14 @@ def claim(**values):
         ({"side": "beside"}, "side is 'beside'"),
         ({"effect": None}, "has no `effect`"),
         ({"test": "vibe"}, "test is 'vibe'"),
+        ({"test": "tost"}, "side"),
+        ({"test": "page", "side": "within", "bound": 1.0, "because": "b"}, "side"),
+        ({"widest": 0.0}, "widest is 0.0"),
+        ({"log": True, "bound": 1.0, "widest": 1.0}, "above 1"),
+        ({**ONE_ARM, "unpaired_below": 0.3}, "need two arms"),
+        ({**ONE_ARM, "secondary": ("iqm",)}, "need two arms"),
+        ({"secondary": ("mode",)}, "secondary is 'mode'"),
+        ({"test": "sign_flip", "unpaired_below": 0.3}, "no unpaired"),
     ],
 )
 def test_a_claim_that_makes_no_sense_or_does_not_fit_its_target_is_refused(values, words):
