@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,9 @@ from repro.targets.steps import NVFP4
 from tests.repro.architectures import qwen2_shape
 
 SHAPE = qwen2_shape(64, layers=2, vocabulary=2048) | {"max_position_embeddings": 512}
+POINT = StepPoint(
+    name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
+)  # fmt: skip
 
 
 def prepared(
@@ -89,21 +92,15 @@ def host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
 
 
-def small_policy() -> Policy:
-    """Return a policy of `SHAPE` on the CPU."""
-    return random_policy(
-        SHAPE, weight_format="nvfp4", lora_rank=16, compute_dtype="float32", seed=0, device="cpu"
-    )
+def small_policy(weight_format: str = "nvfp4", lora_rank: int = 16, **sizes: int) -> Policy:
+    """Return a float32 policy of `SHAPE`, perhaps with other sizes, on the CPU."""
+    how: dict[str, Any] = {"compute_dtype": "float32", "seed": 0, "device": "cpu"}
+    return random_policy(SHAPE | sizes, weight_format=weight_format, lora_rank=lora_rank, **how)
 
 
 @pytest.fixture
-def fresh_policy() -> Callable[[], Policy]:
-    return small_policy
-
-
-@pytest.fixture
-def policy(fresh_policy: Callable[[], Policy]) -> Policy:
-    return fresh_policy()
+def policy() -> Policy:
+    return small_policy()
 
 
 @pytest.fixture

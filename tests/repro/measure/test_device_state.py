@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,33 +45,22 @@ def driver(monkeypatch):
     return install
 
 
-class Memory:
-    """A made-up device of 80 GiB and this process's allocator."""
-
-    def __init__(self):
-        self.reserved, self.beside = 0, GIB
-        self.stats = {"num_alloc_retries": 0, "num_ooms": 0}
-
-    def info(self, *device):
-        """Return free and total bytes."""
-        return 80 * GIB - self.reserved - self.beside, 80 * GIB
-
-    def statistics(self, *device):
-        """Return the allocator's counts."""
-        return self.stats
-
-
 @pytest.fixture
 def memory(monkeypatch):
-    device_memory = Memory()
-    monkeypatch.setattr(torch.cuda, "mem_get_info", device_memory.info)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: device_memory.reserved)
+    """Return what a made-up device of 80 GiB and this process's allocator hold."""
+    held = SimpleNamespace(reserved=0, beside=GIB, stats={"num_alloc_retries": 0, "num_ooms": 0})
+
+    def free_and_total(*device):
+        return 80 * GIB - held.reserved - held.beside, 80 * GIB
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_total)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: held.reserved)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 7)
-    monkeypatch.setattr(torch.cuda, "memory_stats", device_memory.statistics)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda *device: held.stats)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    properties = type("Properties", (), {"uuid": "6a2f"})
+    properties = SimpleNamespace(uuid="6a2f")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    return device_memory
+    return held
 
 
 def test_a_state_holds_memory_clocks_reasons_and_the_others_on_the_card(driver, memory):

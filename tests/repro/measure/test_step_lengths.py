@@ -22,7 +22,7 @@ from repro.targets.steps import (
     TABLE3_32B_RL,
     TABLE3_POINTS,
 )
-from tests.repro.measure.conftest import prepared
+from tests.repro.measure.conftest import prepared, small_policy
 
 FULL_SIZE = LENGTH_POINTS[0]
 SPREAD = StepPoint(
@@ -70,10 +70,10 @@ def completion_lengths(monkeypatch):
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_each_row_of_a_timed_step_ends_at_its_own_limit(fresh_policy, pool, monkeypatch):
+def test_each_row_of_a_timed_step_ends_at_its_own_limit(pool, monkeypatch):
     seen = completion_lengths(monkeypatch)
     for arm, point in ((NVFP4, SPREAD), (BF16, SPREAD), (NVFP4, EQUAL)):
-        t, state, engine = prepared(fresh_policy(), pool, point, arm)
+        t, state, engine = prepared(small_policy(), pool, point, arm)
         for _ in range(2):
             assert timed_step(t, state)["sampler_trainer_abs_diff_mean"] < 1e-5
         assert engine.statistics.preemptions == 0

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import types
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,13 +16,10 @@ from repro.measure.step_metrics import PointResult, metrics_of
 from repro.measure.step_time import measured_steps
 from repro.models.memory_plan import plan_memory
 from repro.spec.shapes import SHAPES
-from repro.spec.step_scale import StepPoint, StepScale
+from repro.spec.step_scale import StepScale
 from repro.targets.steps import NF4, NVFP4, RELEASED
-from tests.repro.measure.conftest import bench_of, measured_at
+from tests.repro.measure.conftest import POINT, bench_of, measured_at
 
-POINT = StepPoint(
-    name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
-)  # fmt: skip
 NEEDS = "needs 85.5 of 80.0 GiB by the allocator, at least"
 
 
@@ -135,20 +133,16 @@ def test_a_point_that_fails_costs_no_other(policy, monkeypatch, error):
 def test_a_point_that_the_plan_leaves_no_hope_is_not_tried(bench, monkeypatch):
     planned = step_measure.step_shape(POINT, NVFP4, bench.scale, 10**10)
     least = plan_memory(dataclasses.replace(planned, slots=1, micro_tokens=44, kept_blocks=0)).peak
-    tried: list[str] = []
-
-    def build(arm, *rest):
-        tried.append(arm.name)
-        raise ValueError("planted")
-
+    build = Mock(side_effect=ValueError("planted"))
     without_a_device(monkeypatch, least)
     monkeypatch.setattr(step_measure, "build_policy", build)
     step_measure.measure_points(bench, NVFP4, [POINT])
     without_a_device(monkeypatch, least // 2)
     step_measure.measure_points(bench, RELEASED, [POINT])
-    assert tried == [NVFP4.name, RELEASED.name]  # of products without a plan nothing is known
+    # Of products without a plan nothing is known.
+    assert [tried.args[0] for tried in build.call_args_list] == [NVFP4, RELEASED]
     step_measure.measure_points(bench, NVFP4, [POINT])
-    assert len(tried) == 2
+    assert build.call_count == 2
     said = bench.results["small", "nvfp4"].out_of_memory
     assert said == needs(least, least // 2, "by the plan")
 

@@ -11,17 +11,10 @@ from repro.measure.step_training import RandomPrompts, parameter_image, timed_st
 from repro.models.policy import trainable_parameters
 from repro.rl import learner as learner_module
 from repro.rl.clock import PHASES
-from repro.run.carry_out import procedure_named
-from repro.spec.config import RunConfig
-from repro.spec.step_scale import StepPoint, StepScale, alone_twin, equal_twin
+from repro.spec.step_scale import StepScale, alone_twin, equal_twin
 from repro.targets.memory import MEMORY, MEMORY_BUDGETS, MEMORY_CARDS, MEMORY_DENSE, MEMORY_FORMATS
 from repro.targets.steps import BF16, FULL, NVFP4, POINTS_14B, RELEASED, STEP_TARGETS, TABLE3_POINTS
-from tests.repro.measure.conftest import prepared
-from tests.repro.small_runs import context_of
-
-POINT = StepPoint(
-    name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
-)  # fmt: skip
+from tests.repro.measure.conftest import POINT, prepared
 
 
 @pytest.mark.usefixtures("host_clock")
@@ -152,13 +145,3 @@ def test_points_are_grouped_by_the_policy_and_budget_that_they_need():
     ]
     other = dataclasses.replace(POINT, name="other", lora_rank=64)
     assert len(step_measure.together([POINT, other, POINT])) == 3
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here, so it would measure")
-def test_without_a_device_the_procedure_says_so(tmp_path):
-    run = RunConfig(
-        target="memory", target_version=1, tier="systems", procedure="step_time",
-        arm=MEMORY.arms[0], scale=StepScale(points=(POINT,)), seed=0,
-    )  # fmt: skip
-    with pytest.raises(RuntimeError, match="no CUDA device"):
-        procedure_named("step_time")(run, context_of(tmp_path))

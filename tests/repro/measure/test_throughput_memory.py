@@ -1,4 +1,4 @@
-"""Points that do not fit: one batch that runs out of memory costs itself alone."""
+"""Points that do not fit: which the plan says, and what one that runs out of memory costs."""
 
 import dataclasses
 
@@ -8,9 +8,12 @@ import torch
 
 from repro.evidence.record import read_record
 from repro.measure import rollout_cells, throughput
+from repro.measure.rollout_plan import cell_of, not_fitting, planned_bytes
 from repro.run.carry_out import carry_out
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
-from repro.spec.tier import GIB
+from repro.spec.tier import GIB, Tier
+from repro.targets.rollout_speed import ROLLOUT
+from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 from tests.repro.measure.test_throughput_repeats import loaded, runs_of
 from tests.repro.small_runs import HOW, context_of
 
@@ -21,6 +24,9 @@ OTHER = dataclasses.replace(POINT, name="q", shape="b", batches=(1,))
 SCALE = ThroughputScale(points=(POINT, OTHER))
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
 NEEDS = "needs 160.0 of 140.0 GiB by the allocator, at least"
+ROLLOUT_SCALE = ROLLOUT.scales[Tier.SYSTEMS]
+# Free and total of an H100 80 GB and an H200, as CUDA states them.
+H100, H200 = round(79.2 * GIB), round(139.8 * GIB)
 
 
 @pytest.fixture
@@ -151,3 +157,23 @@ def test_an_arm_of_which_nothing_fits_has_failed_and_says_why(loaded, monkeypatc
     assert not record.ok
     assert f"p_1 {said}" in record.outcome["reason"]
     assert loaded == []
+
+
+def test_on_80_gb_only_256_rows_of_32b_in_16_bits_do_not_fit():
+    left_out = not_fitting(ROLLOUT_SCALE, BF16_LORA, H100)
+    assert list(left_out) == ["32b_256"]
+    assert "95.5 of 79.2 GiB" in left_out["32b_256"]
+    assert not_fitting(ROLLOUT_SCALE, NVFP4_LORA, H100) == {}
+
+
+def test_on_141_gb_everything_that_was_recorded_there_fits():
+    for arm in ROLLOUT.arms:
+        assert not_fitting(ROLLOUT_SCALE, arm, H200) == {}
+
+
+def test_each_row_has_a_cache_of_its_own():
+    point = dataclasses.replace(ROLLOUT_SCALE.points[0], prompt_tokens=33, new_tokens=32)
+    grown = planned_bytes(point, 40, NVFP4_LORA) - planned_bytes(point, 39, NVFP4_LORA)
+    three_blocks = 4 * 28 * 512 * 32 * 3
+    assert three_blocks < grown < 3 * three_blocks
+    assert cell_of(point, 40) == "7b_40"

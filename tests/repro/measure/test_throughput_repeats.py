@@ -29,21 +29,18 @@ from repro.targets.table1 import BF16_LORA, BF16_LORA_FOLDED, NVFP4_LORA
 from tests.repro.measure import conftest as small
 from tests.repro.small_runs import HOW, context_of
 
-SHAPE = small.SHAPE | {"vocab_size": 512, "max_position_embeddings": 8192}
+SIZES = {"vocab_size": 512, "max_position_embeddings": 8192}
 LONG = ThroughputPoint(name="long", shape="a", prompt_tokens=8, new_tokens=24, batches=(1, 2))
 SHORT = dataclasses.replace(LONG, name="short", new_tokens=4)
 POINTS = (LONG, SHORT, dataclasses.replace(SHORT, name="other", shape="b", batches=(3,)))
 
 
 def small_policy(weight_format="nvfp4", rank=32):
-    return random_policy(
-        SHAPE, weight_format=weight_format, lora_rank=rank, compute_dtype="float32", seed=0,
-        device="cpu",
-    )  # fmt: skip
+    return small.small_policy(weight_format, rank, **SIZES)
 
 
 @pytest.fixture
-def loaded(monkeypatch):
+def loaded(monkeypatch, host_clock):
     """Let the procedure run on this processor; return the shapes that it loads."""
     shapes: list[str] = []
 
@@ -53,8 +50,6 @@ def loaded(monkeypatch):
 
     # With its first adapter peft imports bitsandbytes, which must see the devices that are there.
     small_policy()
-    monkeypatch.setattr(torch.cuda, "Event", small.HostEvent)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *a: (139 * GIB, 140 * GIB))
@@ -173,7 +168,7 @@ def test_vllm_is_given_a_base_and_how_to_round_it(options, monkeypatch):
 
 def test_a_random_base_is_loaded_as_it_was_written(tmp_path):
     tokens = torch.arange(9)[None]
-    policy = random_policy(SHAPE, weight_format="nvfp4", lora_rank=0, seed=0, device="cpu")
+    policy = random_policy(small.SHAPE, weight_format="nvfp4", lora_rank=0, seed=0, device="cpu")
     write_base(policy, tmp_path)
     again = load_policy(tmp_path, weight_format="nvfp4", compute_dtype="bfloat16")
     assert torch.equal(policy.model(tokens).logits, again.model(tokens).logits)
