@@ -11,7 +11,6 @@ from repro.spec.config import (
     SamplingConfig,
     TrainScale,
 )
-from tests.repro.small_runs import small_run
 
 DATA = DataConfig(source="generated", train_problems=40, test_problems=8, development_problems=4)
 SCALE = TrainScale(
@@ -39,7 +38,3 @@ SCALE = TrainScale(
         ProblemSet(name="small", data=dataclasses.replace(DATA, levels=(1,), test_problems=4)),
     ),
 )
-
-
-def make_run(seed, procedure="train", **arm):
-    return small_run(SCALE, seed=seed, procedure=procedure, **arm)

@@ -42,8 +42,7 @@ def measured(arm, seed=0):
 
 
 def value(result, name):
-    found = result.metrics[name].value
-    return found
+    return result.metrics[name].value
 
 
 def test_the_clean_policy_is_no_dose_and_its_own_tokens_are_the_common_ones():

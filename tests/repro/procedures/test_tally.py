@@ -12,10 +12,10 @@ from repro.models.policy import load_policy
 from repro.procedures import tally as module
 from repro.procedures.loaded_run import ProblemSets
 from repro.procedures.train import train_and_evaluate
-from tests.repro.procedures.conftest import SCALE, make_run
-from tests.repro.small_runs import context_of
+from tests.repro.procedures.conftest import SCALE
+from tests.repro.small_runs import context_of, small_run
 
-RUN = dataclasses.replace(make_run(0), scale=dataclasses.replace(SCALE, test_sets=()))
+RUN = small_run(dataclasses.replace(SCALE, test_sets=()))
 
 
 def start(run, folder, stops=()):

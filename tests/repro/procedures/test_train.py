@@ -14,13 +14,13 @@ from repro.evidence.record import read_record
 from repro.models.memory_plan import training_memory
 from repro.procedures.loaded_run import ProblemSets
 from repro.procedures.train import evaluate_untrained, fitting_update, train_and_evaluate
-from repro.run.carry_out import keep
+from repro.run.carry_out import keep, procedure_named
 from repro.runlog.stream import read_lines
 from repro.spec.arm import NoiseConfig, PlantedRounding
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.procedures.conftest import SCALE, make_run
+from tests.repro.procedures.conftest import SCALE
 from tests.repro.small_runs import context_of, small_run
 
 H100_BYTES = 85_000_000_000
@@ -59,9 +59,8 @@ def test_a_published_model_has_planned_micro_batches(tier, device, monkeypatch):
 )
 def test_the_record_of_a_run_shows_that_nothing_was_skipped(tmp_path, arm):
     trains = arm.get("training") != "none"
-    run = make_run(1, "train" if trains else "evaluate", **arm)
-    procedure = train_and_evaluate if trains else evaluate_untrained
-    measured = procedure(run, context_of(tmp_path / "work"))
+    run = small_run(SCALE, seed=1, procedure="train" if trains else "evaluate", **arm)
+    measured = procedure_named(run.procedure)(run, context_of(tmp_path / "work"))
     path = keep(run, measured, datetime.now(UTC), tmp_path, capture_environment())
     record = read_record(path)
     assert violations(record) == []
@@ -76,7 +75,7 @@ def test_an_evaluation_tells_how_far_it_is_and_stops_between_its_parts(tmp_path)
     def progress(text, values):
         told.append(values.get("percent"))
 
-    run = make_run(1, "evaluate", training="none", weight_format="nf4")
+    run = small_run(SCALE, procedure="evaluate", training="none", weight_format="nf4")
     how = {"progress": progress, "should_stop": lambda: next(answers)}
     with pytest.raises(Stopped):
         evaluate_untrained(run, context_of(tmp_path, **how))

@@ -1,9 +1,10 @@
-"""Numbers as text: units as people say them, spans, devices' names."""
+"""Numbers as text: units as people say them, spans, devices' names; the cells of a table."""
 
 import pytest
 
 from repro.evidence.verdicts.expectation import Expectation
 from repro.report.numbers import bar_text, cell_text, device_heads, quantity, span
+from repro.report.tables import in_cell, table
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,13 @@ def test_a_span_names_one_number_once():
         "2.00x",
         "",
     ]
+
+
+def test_a_table_leaves_out_empty_columns_and_keeps_bars_of_text():
+    lines = table(["a", "b", "c"], [["1", "", "|x|"], ["2", "", ""]])
+    assert lines == ["| a | c |", "|---|---|", "| 1 | \\|x\\| |", "| 2 |  |", ""]
+    assert table(["a"], []) == []
+
+
+def test_a_cell_is_one_line():
+    assert in_cell("mean exp |a - b|\nover rows") == "mean exp \\|a - b\\| over rows"

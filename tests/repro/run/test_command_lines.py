@@ -70,6 +70,8 @@ def test_run_ends_with_the_line_that_judges_what_it_did():
         ("--set steps=few", "steps is 'few'|whole number"),
         ("--set optimizer.name=sgd", "'sgd'|adamw, adamw_8bit"),
         ("--set steps", "steps|key=value"),
+        ('--set optimizer.beta1=0.5 --set optimizer={"beta2":0.5}', "given"),
+        ('--set arm={"lora_rank":4,"lora_rank":5}', "given"),
         ("--set evaluation.every=5", "evaluation.every|held out"),
         ("--model ./nowhere", "./nowhere|owner/model"),
         ("--config nothing.toml", "--config nothing.toml"),

@@ -7,9 +7,7 @@ import os
 
 import pytest
 
-from repro.__main__ import build_parser
 from repro.evidence.record import finite_json
-from repro.run.select import selections_of
 from repro.spec.arm import LossConfig, NoiseConfig
 from repro.spec.config import LearningRates, OptimizerConfig, digest_of
 from repro.spec.settings import read_settings
@@ -17,6 +15,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.changed_settings import with_value
+from tests.repro.run.test_command_lines import selected
 
 # A setting of Table 1's smoke runs, a value that it cannot have, and what it needs.
 REFUSED = [
@@ -95,8 +94,7 @@ def planned(name, value, way, folder):
             text = json.dumps(nested)
         (folder / way).write_text(text, encoding="utf-8")
         words[3:] = ["--config", str(folder / way)]
-    (selection,) = selections_of(build_parser().parse_args(["plan", *words]))
-    return selection.plan(1)
+    return selected(*words).plan(1)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -174,28 +172,13 @@ def test_a_file_of_deep_brackets_is_a_sentence(file, tmp_path):
 def test_a_table_that_is_none_or_gives_a_key_twice_is_refused(content, named, tmp_path):
     file = tmp_path / "scale.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-    words = ["plan", "table1", "--tier", "smoke", "--config", str(file)]
     with pytest.raises(ValueError, match=named):
-        selections_of(build_parser().parse_args(words))
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["optimizer.beta1=0.5", 'optimizer={"beta2": 0.5}'],
-        ['arm={"lora_rank": 4, "lora_rank": 5}'],
-    ],
-)
-def test_a_table_that_would_hide_another_value_is_refused(given):
-    words = [word for text in given for word in ("--set", text)]
-    with pytest.raises(ValueError, match="given"):
-        selections_of(build_parser().parse_args(["plan", "table1", "--tier", "smoke", *words]))
+        selected("table1", "--tier", "smoke", "--config", str(file))
 
 
 def test_a_table_in_json_changes_what_it_names_alone():
     given = ["--set", 'optimizer={"beta2": 0.5}', "--set", 'arm={"noise": {"sigma_end": 0.001}}']
-    words = ["plan", "table1", "--tier", "smoke", *given]
-    (selection,) = selections_of(build_parser().parse_args(words))
+    selection = selected("table1", "--tier", "smoke", *given)
     (run,) = selection.plan(1, ["nvfp4_lora_aqn"])
     before = find("table1").scales[Tier.SMOKE].optimizer
     assert run.scale.optimizer == dataclasses.replace(before, beta2=0.5)

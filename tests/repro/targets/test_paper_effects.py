@@ -11,10 +11,6 @@ def cells(name):
     return {cell.id: cell.value for cell in paper_cells(expected_folder(None), name)}
 
 
-def paper(effect):
-    return effect.paper
-
-
 def table1():
     return {key.split("/")[0]: value for key, value in cells("table1").items()
             if key.endswith("/7B/accuracy")}  # fmt: skip
@@ -27,14 +23,14 @@ def test_table_1_sizes_are_shares_of_gains():
     qerl = rows["NVFP4, LoRA + AQN"]
     for name in ("NF4", "MXFP4", "NVFP4"):
         loss = (base["BF16"] - base[name]) / base[name]
-        assert paper(sizes.UNTRAINED_LOSS[name.lower()]) == pytest.approx(loss, abs=6e-4)
+        assert sizes.UNTRAINED_LOSS[name.lower()].paper == pytest.approx(loss, abs=6e-4)
     for effect, gain in (
         (sizes.QERL_OVER_LORA, (qerl - lora) / (lora - base["BF16"])),
         (sizes.NVFP4_OVER_LORA, (nvfp4 - lora) / (lora - base["BF16"])),
         (sizes.QERL_OVER_QLORA, (qerl - nf4) / (nf4 - base["NF4"])),
         (sizes.AQN_GAIN, (qerl - nvfp4) / (nvfp4 - base["NVFP4"])),
     ):
-        assert paper(effect) == pytest.approx(gain, abs=6e-4)
+        assert effect.paper == pytest.approx(gain, abs=6e-4)
 
 
 def test_table_2_sizes_are_summed_over_three_models():
@@ -44,10 +40,10 @@ def test_table_2_sizes_are_summed_over_three_models():
         return sum(rows[f"{row}/{size}/Avg"] for size in ("7B", "14B", "32B"))
 
     qerl, lora, nvfp4 = (total(row) for row in ("NVFP4 LoRA + AQN", "BF16 LoRA", "NVFP4 LoRA"))
-    assert paper(sizes.QERL_OVER_LORA_BIGMATH) == pytest.approx(
+    assert sizes.QERL_OVER_LORA_BIGMATH.paper == pytest.approx(
         (qerl - lora) / (lora - total("BF16 base")), abs=6e-4
     )
-    assert paper(sizes.AQN_GAIN_BIGMATH) == pytest.approx(
+    assert sizes.AQN_GAIN_BIGMATH.paper == pytest.approx(
         (qerl - nvfp4) / (nvfp4 - total("NVFP4 base")), abs=6e-4
     )
 

@@ -6,7 +6,8 @@ import pytest
 
 from repro.evidence.paper import read_paper
 from repro.run.places import expected_folder
-from repro.targets import TARGETS
+from repro.spec.tier import Tier
+from repro.targets import TARGETS, find
 
 FOLDER = expected_folder(None) / "paper"
 FILES = sorted(FOLDER.glob("*.json"))
@@ -57,8 +58,6 @@ def test_every_table_is_there_and_every_target_finds_its_file():
 
 
 def test_every_named_arm_of_table_1_is_an_arm_of_the_target():
-    from repro.targets import find
-
     arms = {arm.name for arm in find("table1").arms}
     cells = [cell for cell in by_id("table1").values() if cell.quantity == "accuracy"]
     assert len(cells) == 20
@@ -101,13 +100,9 @@ def test_the_printed_rollout_ratios_are_wrong_exactly_where_it_is_said(number):
 
 
 def test_the_paper_scale_of_table_1_is_table_4():
-    from repro.spec.arm import Arm
-    from repro.spec.tier import Tier
-    from repro.targets import find
-
     cells = by_id("table4")
     scale = find("table1").scales[Tier.PAPER]
-    arm: Arm = find("table1").arm("nvfp4_lora_aqn")
+    arm = find("table1").arm("nvfp4_lora_aqn")
     stated = {
         "learning_rate_4bit": scale.optimizer.learning_rates.lora_4bit,
         "learning_rate_bf16_lora": scale.optimizer.learning_rates.lora_16bit,
