@@ -1,5 +1,6 @@
 """Tiny random checkpoints of all three architectures, written by transformers itself."""
 
+import functools
 import json
 
 import pytest
@@ -70,16 +71,13 @@ def random_model(architecture, **changes):
 @pytest.fixture(scope="session")
 def make_checkpoint(tmp_path_factory):
     """Return a function that writes a random checkpoint of an architecture, once per argument."""
-    made = {}
 
+    @functools.cache
     def make(architecture, *, max_shard_size="1GB", **changes):
-        key = (architecture, max_shard_size, *sorted(changes.items()))
-        if key not in made:
-            folder = tmp_path_factory.mktemp(architecture)
-            model = random_model(architecture, **changes)
-            model.save_pretrained(folder, max_shard_size=max_shard_size)
-            made[key] = folder
-        return made[key]
+        folder = tmp_path_factory.mktemp(architecture)
+        model = random_model(architecture, **changes)
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+        return folder
 
     return make
 

@@ -22,7 +22,7 @@ from repro.models.files.tensor_files import (
 
 def example_tensors():
     generator = torch.Generator().manual_seed(0)
-    raw = {
+    return {
         "a.codes": torch.randint(0, 256, (5, 7), generator=generator).to(torch.uint8),
         "b.scale": torch.randn(3, 5, generator=generator).to(torch.float8_e4m3fn),
         "c.global": torch.randn(1, generator=generator),
@@ -31,7 +31,6 @@ def example_tensors():
         "f.scalar": torch.tensor(3.5),
         "g.long": torch.arange(3),
     }
-    return raw
 
 
 def same(a, b):
