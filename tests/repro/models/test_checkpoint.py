@@ -39,11 +39,6 @@ def weights(**fields):
     return lambda config: config["config_groups"]["group_0"]["weights"].update(fields)
 
 
-@pytest.fixture
-def quantized(folder, tmp_path):
-    return write_quantized(folder, tmp_path / "quantized").folder
-
-
 @pytest.fixture(scope="module")
 def stored(make_checkpoint, tmp_path_factory):
     """Return a quantised Qwen2; a test that changes it copies it."""
@@ -100,17 +95,17 @@ def test_companion_files_are_copied_and_code_is_not(make_checkpoint, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
 
-def test_the_manifest_says_how_it_was_made_and_its_sums_find_a_bit_flip(quantized):
-    manifest = json.loads((quantized / MANIFEST).read_text())
+def test_the_manifest_says_how_it_was_made_and_its_sums_find_a_bit_flip(copied):
+    manifest = json.loads((copied / MANIFEST).read_text())
     assert (manifest["algorithm"], manifest["recipe"]) == ("rtn", "bfloat16")
     assert manifest["sha256"].keys() == {"config.json", "model.safetensors"}
-    assert load(quantized).facts["checkpoint_sha256"] == verify(quantized)
-    path = quantized / "model.safetensors"
+    assert load(copied).facts["checkpoint_sha256"] == verify(copied)
+    path = copied / "model.safetensors"
     raw = bytearray(path.read_bytes())
     raw[-1000] ^= 4
     path.write_bytes(raw)
     with pytest.raises(CheckpointError, match=r"model\.safetensors has SHA-256 .* bytes changed"):
-        load(quantized)
+        load(copied)
 
 
 def test_a_policy_trained_here_keeps_the_recipe_of_its_records(make_checkpoint, tmp_path):
@@ -130,15 +125,15 @@ def test_a_policy_trained_here_keeps_the_recipe_of_its_records(make_checkpoint, 
     assert scales == stored_scales != foreign_scales
 
 
-def test_existing_folders_other_formats_and_quantised_sources_are_refused(quantized, tmp_path):
+def test_existing_folders_other_formats_and_quantised_sources_are_refused(stored, tmp_path):
     with pytest.raises(FileExistsError, match="never written over"):
-        write_quantized(quantized, quantized)
+        write_quantized(stored, stored)
     with pytest.raises(ValueError, match="stored formats are nvfp4, mxfp4, nf4"):
-        write_quantized(quantized, tmp_path / "new", "int4")
+        write_quantized(stored, tmp_path / "new", "int4")
     with pytest.raises(CheckpointError, match="quantised already"):
-        write_quantized(quantized, tmp_path / "new")
+        write_quantized(stored, tmp_path / "new")
     with pytest.raises(ValueError, match="stores nvfp4 codes"):
-        load(quantized, "bf16")
+        load(stored, "bf16")
 
 
 DENSE = "model.layers.1.mlp.up_proj.weight"
