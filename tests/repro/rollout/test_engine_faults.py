@@ -5,15 +5,9 @@ import torch
 
 from repro.rollout.engine import Engine
 from repro.spec.config import SamplingConfig
-from tests.repro.rollout import conftest
+from tests.repro.rollout.conftest import interrupt_after, small
 
 SAMPLING = SamplingConfig(max_new_tokens=32)
-
-
-def small(**changes):
-    return conftest.small(
-        **{"max_positions": 128, "max_new_tokens": 32, "prefill_tokens": 64} | changes
-    )
 
 
 @pytest.fixture
@@ -34,7 +28,7 @@ def require_usable(engine):
     ("prompts", "seeds", "limits", "message"),
     [
         ([[1], []], [0, 1], None, "prompt 1 is empty"),
-        ([[1] * 97], [0], None, "prompt 0 has 97 .*32"),
+        ([[1] * 225], [0], None, "prompt 0 has 225 .*32"),
         ([[1, 97]], [0], None, "prompt 0 .*97.*97"),
         ([[1], [2]], [0], None, "1 seeds for 2 prompts"),
         ([[1]], [0], [0], "limits .*0"),
@@ -56,7 +50,7 @@ def test_a_row_that_no_cache_could_hold_is_refused_before_anything_runs(make_pol
 
 def test_an_interrupt_returns_all_blocks(engine, monkeypatch):
     with monkeypatch.context() as patch:
-        conftest.interrupt_after(engine, 8, patch)
+        interrupt_after(engine, 8, patch)
         with pytest.raises(KeyboardInterrupt):
             engine.sample([[1, 2, 3]], SAMPLING, group_size=9, seeds=range(9))
     require_usable(engine)
