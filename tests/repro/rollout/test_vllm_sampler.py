@@ -97,12 +97,7 @@ class StandInEngine:
 def vllm(monkeypatch, tmp_path):
     module, request = ModuleType("vllm"), ModuleType("vllm.lora.request")
     module.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
-    for name, value in (
-        ("LLM", StandInEngine),
-        ("SamplingParams", SimpleNamespace),
-        ("__version__", "9.9"),
-    ):
-        setattr(module, name, value)
+    vars(module).update(LLM=StandInEngine, SamplingParams=SimpleNamespace, __version__="9.9")
     request.LoRARequest = lambda name, number, path: SimpleNamespace(
         lora_int_id=number, lora_path=path
     )
