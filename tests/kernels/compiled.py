@@ -191,12 +191,8 @@ def decoding(name: str, overlap: bool) -> Iterator[Launch]:
         )
         yield f"choose greedy={greedy}", call
     qkv, keys, turn = zeros(64, (HQ + 2 * HK) * D), zeros(9, 32, HK, D), zeros(64, D)
-    yield (
-        "rotary_write",
-        partial(
-            rotary.rotary_write, qkv, turn, turn, ints(64), ints(64), keys, keys, query_heads=HQ
-        ),
-    )
+    turned = qkv, turn, turn, ints(64), ints(64), keys, keys
+    yield "rotary_write", partial(rotary.rotary_write, *turned, query_heads=HQ)
     given = zeros(64, HQ, D), keys, keys, ints(1, 8), ints(3, 4), D**-0.5
     yield "prefill_attention", partial(prefill_attention.prefill_attention, *given)
 

@@ -11,11 +11,9 @@ HERE = torch.device("cuda", 0)
 @pytest.fixture
 def hopper(monkeypatch):
     """Make the device a Hopper GPU whose kernels compile."""
-    from kernels.cuda import driver
-
     monkeypatch.setattr(dispatch, "_capability", lambda index: (9, 0))
     monkeypatch.setattr(dispatch, "_has_triton", lambda: True)
-    monkeypatch.setattr(driver, "load", lambda *arguments: None)
+    monkeypatch.setattr("kernels.cuda.driver.load", lambda *arguments: None)
     dispatch._hopper.cache_clear()
     yield
     dispatch._hopper.cache_clear()

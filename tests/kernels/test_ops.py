@@ -27,18 +27,13 @@ def _exact(op, arguments):
     return op.outputs(op.reference, tuple(_widened(value) for value in arguments))
 
 
-def _without_nan(*results):
-    """Return several forms of one result, zeros where all of them have NaN: nobody's memory."""
-    missing = results[0].isnan()
-    assert all(torch.equal(result.isnan(), missing) for result in results)
-    return [result.masked_fill(missing, 0.0) for result in results]
-
-
 def _compare(op, ours, plain, exact):
     if op.exact or not ours.is_floating_point():
         assert_bitwise(ours, plain, op.name)
         return
-    ours, plain, exact = _without_nan(ours, plain, exact)
+    missing = ours.isnan()  # in all of them: nobody's memory
+    assert all(torch.equal(other.isnan(), missing) for other in (plain, exact))
+    ours, plain, exact = (result.masked_fill(missing, 0.0) for result in (ours, plain, exact))
     # In float32 both are sums in some order; 1e-5 of the largest is a dozen roundings.
     bound = 1e-5 if op.bound is None else op.bound
     if ours.is_cuda and op.bound is None:
@@ -96,15 +91,11 @@ def _gradients(op, function, arguments):
         else value
         for place, value in enumerate(arguments)
     ]
-    results = op.call(function, tuple(own))
-    weighted = [
-        (
-            result.float()
-            * torch.linspace(-1, 1, result.numel(), device=result.device).view_as(result)
-        )
-        for result in (results if isinstance(results, tuple) else (results,))
-    ]
-    torch.stack([part.sum() for part in weighted]).sum().backward()
+    made = op.call(function, tuple(own))
+    results = made if isinstance(made, tuple) else (made,)
+    weights = [torch.linspace(-1, 1, x.numel(), device=x.device).view_as(x) for x in results]
+    parts = [(x.float() * weight).sum() for x, weight in zip(results, weights, strict=True)]
+    torch.stack(parts).sum().backward()
     return [value.grad for value in own if isinstance(value, Tensor) and value.grad is not None]
 
 

@@ -21,19 +21,14 @@ BOUNDS = (1, 3, 5, 7, 10, 14, 20)
 GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
-def _midpoints(bound):
-    """Return the midpoints between the float32 t = bound / 4 and its neighbours, over t."""
-    t = Fraction(bound << (24 - (bound.bit_length() - 1)))
-    below = Fraction(1, 2) if bound & (bound - 1) == 0 else Fraction(1)
-    return [(t + 1) / t, (t - below) / t]
-
-
 def _margins():
     """Return {(w, d): how far w / d is from a midpoint, relatively}, both by their mantissas."""
     margins = {}
     for bound in BOUNDS:
-        for over in _midpoints(bound):
-            midpoint = over * bound
+        # The midpoints between the float32 bound / 4 and its neighbours.
+        t = Fraction(bound << (24 - (bound.bit_length() - 1)))
+        below = Fraction(1, 2) if bound & (bound - 1) == 0 else Fraction(1)
+        for midpoint in ((t + 1) / t * bound, (t - below) / t * bound):
             for w in range(128, 256):
                 exact = Fraction(w) / midpoint
                 while exact < 1 << 23:

@@ -79,23 +79,16 @@ def test_the_grader_decides_as_the_table_says(row, pool):
     assert not wrong
 
 
-@pytest.fixture(scope="module")
-def math_verify_alone():
-    """Return math-verify's own verdict on two texts, each in a box."""
-
+def test_the_rows_that_pay_more_than_math_verify_alone_are_those_that_say_so():
     @lru_cache(maxsize=2048)
     def parsed(text):
         targets = [LatexExtractionConfig(boxed_match_priority=0)]
         return list(parse(f"\\boxed{{{text}}}", targets))
 
-    return lambda gold, answer: bool(verify(parsed(gold), parsed(answer)))
-
-
-def test_the_rows_that_pay_more_than_math_verify_alone_are_those_that_say_so(math_verify_alone):
     beyond = {
         row
         for row in ROWS
         for case in _cases(row)
-        if case.paid and not math_verify_alone(case.gold, case.answer)
+        if case.paid and not verify(parsed(case.gold), parsed(case.answer))
     }
     assert beyond == {name.removesuffix(BEYOND) for name in TABLE if name.endswith(BEYOND)}

@@ -24,12 +24,6 @@ def batch(seed=0, lengths=LENGTHS):
     return logprobs, mask
 
 
-def rows_like(mask):
-    """Return rows with a prompt of one token each and completions as long as the mask says."""
-    completions = [make_completion((5,) * n, "length", 0.0) for n in mask.sum(1).tolist()]
-    return make_rows([(5,)] * len(mask), completions, group_size=1)
-
-
 def sums_of(result):
     return dict(zip(SUMS, result.sums.tolist(), strict=True))
 
@@ -46,10 +40,12 @@ def test_leaving_idle_rows_out_is_exact(aggregation):
     logprobs, mask = batch(5, lengths)
     advantages = torch.tensor([1.0, -1.0, 0.0, 0.0, 0.5, -0.5, 0.0, 2.0], dtype=torch.float64)
     config = LossConfig(aggregation=aggregation)
+    completions = [make_completion((5,) * n, "length", 0.0) for n in lengths]
+    rows = make_rows([(5,)] * len(lengths), completions, group_size=1)
 
     def gradient(values):
         plan = plan_step(
-            rows_like(mask), torch.arange(8), values, mask, config,
+            rows, torch.arange(8), values, mask, config,
             micro_tokens=8, micro_batch_rows=4, length_limit=12,
         )  # fmt: skip
         leaf = logprobs.clone().requires_grad_()
