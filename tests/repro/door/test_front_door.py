@@ -33,8 +33,7 @@ def selected(*words, line=LINE):
 
 def record_of(selection, runs):
     (run,) = selection.plan()
-    path = find_record(run, runs)
-    return read_record(path)
+    return read_record(find_record(run, runs))
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +54,7 @@ def test_a_command_trains_records_and_exports_an_adapter_that_peft_loads(trained
     assert record.target not in {target.name for target in TARGETS}
     adapter = trained / "adapter"
     assert len(AutoTokenizer.from_pretrained(adapter)) > 0
-    base = Path(repro.__file__).parent / "models" / "tiny"
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(TINY_FOLDER), adapter)
     assert any("lora" in name for name, _ in model.named_parameters())
 
 
@@ -87,10 +85,9 @@ def test_the_adapter_is_evaluated_and_its_base_quantised_from_python(trained, tm
     )
     accuracy = sets["generated"]["accuracy"]
     assert 0 <= accuracy <= 100
-    base = Path(repro.__file__).parent / "models" / "tiny"
-    assert (repro.quantize(base, tmp_path / "nvfp4") / "config.json").is_file()
+    assert (repro.quantize(TINY_FOLDER, tmp_path / "nvfp4") / "config.json").is_file()
     with pytest.raises(ValueError, match="int3"):
-        repro.quantize(base, tmp_path / "int3", format="int3")
+        repro.quantize(TINY_FOLDER, tmp_path / "int3", format="int3")
     with pytest.raises(ValueError, match="-x is not there"):
         repro.quantize("-x", tmp_path / "nothing")
 
@@ -173,24 +170,14 @@ def test_a_reward_of_the_script_itself_is_refused():
         repro.train("tiny", "generated", reward=lambda completions: [1.0])
 
 
-def test_a_model_that_fits_no_card_is_refused_with_what_would_fit(monkeypatch, qwen_7b):
-    run = qwen_7b("bf16")
+def test_a_model_that_fits_no_card_is_refused_with_what_would_fit(monkeypatch):
+    # Runs of Qwen2.5-7B as they are on a GPU.
+    monkeypatch.setattr("repro.door.own_run._require_memory", lambda run, ranks: None)
+    monkeypatch.setattr(Tier, "missing", lambda tier: None)
+    line = ("--model", "Qwen/Qwen2.5-7B-Instruct", "--data", "gsm8k")
+    (bf16,), (nvfp4,) = (selected("--format", f, line=line).plan() for f in ("bf16", "nvfp4"))
     card = CudaDevice(name="a card", capability=(8, 9), memory_bytes=12 * 10**9)
     monkeypatch.setattr("repro.run.preflight.cuda_devices", lambda: (card,))
     with pytest.raises(ValueError, match="--format nvfp4"):
-        _require_memory(run, 1)
-    _require_memory(qwen_7b("nvfp4"), 1)
-
-
-@pytest.fixture
-def qwen_7b(monkeypatch):
-    """Return a maker of runs of Qwen2.5-7B as they are on a GPU."""
-    monkeypatch.setattr("repro.door.own_run._require_memory", lambda run, ranks: None)
-    monkeypatch.setattr(Tier, "missing", lambda tier: None)
-
-    def made(weight_format):
-        line = ("--model", "Qwen/Qwen2.5-7B-Instruct", "--data", "gsm8k")
-        (run,) = selected("--format", weight_format, line=line).plan()
-        return run
-
-    return made
+        _require_memory(bf16, 1)
+    _require_memory(nvfp4, 1)
