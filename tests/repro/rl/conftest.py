@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -117,18 +116,15 @@ def nudge(policy, size=0.1):
 class WatchedSampler(TorchSampler):
     """The plain sampler, which remembers its seeds and calls `before` each rollout."""
 
-    before: Callable[[], None] | None = None
-
     def __init__(self, policy):
         super().__init__(policy)
-        self.calls, self.seeds = 0, list[int]()
+        self.calls, self.seeds, self.before = 0, list[int](), lambda: None
 
     def sample(self, *asked, seeds, **more):
         """Remember and sample."""
         self.calls += 1
         self.seeds += seeds
-        if self.before is not None:
-            self.before()
+        self.before()
         return super().sample(*asked, seeds=seeds, **more)
 
 

@@ -24,7 +24,7 @@ from repro.spec.config import DataConfig, RunConfig
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.rl.uneven_rows import exact_head, exact_norm, step_on, trained_of_any_type
-from tests.repro.small_runs import fresh_policy
+from tests.repro.small_runs import fresh_policy, rewards_of
 
 WORLDS = (2, 3, 4)
 AGGREGATIONS = ("sequence_mean", "token_mean", "token_mean_local", "constant")
@@ -178,8 +178,7 @@ def test_rewards_that_differ_between_ranks_are_refused():
         any = staticmethod(bool)
 
     def score(request):
-        return Rewards(accuracy=[1.0], format=[1.0], total=[0.5], lenient_accuracy=[1.0],
-                       statuses=["ok"])  # fmt: skip
+        return rewards_of(request.texts, [1.0])
 
     request = GradingRequest(texts=["1"], golds=["1"], seeds=[0], cut=[False])
     same = True

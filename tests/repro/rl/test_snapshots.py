@@ -30,11 +30,9 @@ def checked(snapshot):
 
 
 def newest(folder):
-    newest_state = read_newest(folder, checked)
-    if newest_state is None:
-        return None
-    assert newest_state[1] == []
-    return newest_state[0]
+    step, refused = read_newest(folder, checked)
+    assert refused == []
+    return step
 
 
 def names(folder):
@@ -66,8 +64,7 @@ def test_a_refused_snapshot_is_set_aside(tmp_path, stray, check, why):
         (tmp_path / "step-00000010" / "stray").touch()
     assert read_newest(tmp_path, check, sets_aside=False) is not None
     assert names(tmp_path) == ["step-00000005", "step-00000010"]
-    newest_state = read_newest(tmp_path, check)
-    step, (sentence,) = newest_state
+    step, (sentence,) = read_newest(tmp_path, check)
     assert step == 5
     assert "step-00000010 was refused" in sentence
     assert why in sentence
