@@ -25,13 +25,12 @@ def evaluation(tokenizer, pool, training="lora", **arm):
 
 
 def test_untrained_arms_are_asked_for_their_ceiling_too(tokenizer, pool):
-    asked = evaluation(tokenizer, pool, "none").final(TEST, FURTHER)
-    assert set(asked) == {
-        "accuracy", "accuracy_greedy", "accuracy_hard", "accuracy_forced_working",
-    }  # fmt: skip
-    assert set(evaluation(tokenizer, pool).final(TEST, FURTHER)) == {
-        "accuracy", "accuracy_greedy", "accuracy_hard",
-    }  # fmt: skip
+    untrained, trained = (
+        set(evaluation(tokenizer, pool, training).final(TEST, FURTHER))
+        for training in ("none", "lora")
+    )
+    assert trained == {"accuracy", "accuracy_greedy", "accuracy_hard"}
+    assert untrained - trained == {"accuracy_forced_working"}
 
 
 def test_final_answers_are_tallied_by_set(tokenizer, pool):
