@@ -7,6 +7,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from transformers import AutoTokenizer
 
 from repro.data.load import load_problems, source_named
 from repro.data.own import parse_columns, read_splits
@@ -109,8 +110,6 @@ def test_a_chat_is_a_question_with_the_messages_before_it(row, tmp_path):
 
 
 def test_a_system_prompt_of_a_row_is_rendered_and_refused_where_there_is_no_chat(tmp_path):
-    from transformers import AutoTokenizer
-
     write_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
     before = (("system", "You are terse."), ("user", "1 + 1?"), ("assistant", "2"))

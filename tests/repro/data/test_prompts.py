@@ -30,10 +30,8 @@ from repro.spec.checks import tried
 
 QUESTION = "what is two plus two ?"
 PROBLEM = Problem(id="p/1", question=QUESTION, answer="4")
-QWEN_LIKE = (
-    "{% for m in messages %}<|im_start|> {{ m.role }} {{ m.content }} <|im_end|> {% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
-)
+TURNS = "{% for m in messages %}<|im_start|> {{ m.role }} {{ m.content }} <|im_end|> {% endfor %}"
+QWEN_LIKE = TURNS + "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
 LLAMA_LIKE = "<|bos|> " + QWEN_LIKE
 
 
@@ -139,7 +137,6 @@ def test_what_another_thread_draws_is_not_laid_to_a_template(monkeypatch):
     assert render(PROBLEM, "paper", _tokenizer(QWEN_LIKE, bos=False))
 
 
-TURNS = "{% for m in messages %}<|im_start|> {{ m.role }} {{ m.content }} <|im_end|> {% endfor %}"
 INST = (
     "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
     "{% else %} {{ m.content }} <|im_end|>{% endif %}{% endfor %}"
