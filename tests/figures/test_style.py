@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 
 from figures.style import COLOURS, GREY, apart, frame, ink, new_figure, styles
-from repro.targets import TARGETS
+from repro.targets import TARGETS, find
 
 
 def test_lines_and_words_stand_out_from_white():
@@ -31,6 +31,13 @@ def test_arms_of_a_target_have_looks_and_labels_of_their_own(target):
     assert looks.keys() == {arm.name for arm in target.arms}
     assert len({(style.colour, style.line) for style in looks.values()}) == len(looks)
     assert len({style.label for style in looks.values()}) == len(looks)
+
+
+def test_colour_says_format_and_noise():
+    looks = styles(find("table1_coder_0_5b").arms)
+    assert looks["nvfp4_half"].colour == looks["nvfp4_lora"].colour == COLOURS["nvfp4"]
+    assert looks["nvfp4_lora_aqn"].colour == looks["nvfp4_lora_aqn_x5"].colour == COLOURS["noise"]
+    assert looks["bf16_full"].colour == COLOURS["full"]
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=12))
