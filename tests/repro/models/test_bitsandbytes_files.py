@@ -15,6 +15,7 @@ from tests.repro.models.conftest import (
     edit_tensors,
     load,
     quantized_linears,
+    require_same_weights,
 )
 
 # A multiple of NF4's block of 64 everywhere.
@@ -31,7 +32,9 @@ def qwen2(make_checkpoint, tmp_path_factory):
 def test_transformers_loads_it_and_says_the_same(
     architecture, make_checkpoint, tmp_path, token_ids
 ):
-    stored = write_quantized(make_checkpoint(architecture, **SIZES), tmp_path / "nf4", "nf4").folder
+    dense = make_checkpoint(architecture, **SIZES)
+    stored = write_quantized(dense, tmp_path / "nf4", "nf4").folder
+    require_same_weights(load(dense, "nf4"), load(stored, "nf4"))
     manifest = json.loads((stored / MANIFEST).read_text())
     said = (manifest["format"], manifest["layout"], manifest["linears"])
     assert said == ("nf4", "bitsandbytes-nf4", 14)

@@ -62,6 +62,7 @@ def test_a_checkpoint_written_here_says_the_same_in_transformers(
     stock = AutoModelForCausalLM.from_pretrained(written.folder, dtype=torch.bfloat16).eval()
     logits = stock(input_ids=token_ids).logits  # compressed-tensors decompresses at first use
     ours = load(written.folder, weight_format, compute_dtype="bfloat16")
+    require_same_weights(load(folder, weight_format), ours)
     for name, linear in quantized_linears(ours).items():
         dense = reference.dequantize(linear.weight, torch.bfloat16)
         assert torch.equal(stock.get_submodule(name).weight, dense), name

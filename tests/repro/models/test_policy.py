@@ -4,12 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from repro.models.checkpoint import write_quantized
 from repro.models.norms import block_norms, final_norm, wrap_norms
 from repro.models.policy import trainable_parameters
-from tests.repro.models.conftest import load, require_same_weights
-
-FORMATS = ("nvfp4", "mxfp4", "nf4")
+from tests.repro.models.conftest import load
 
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
@@ -23,14 +20,7 @@ def test_bf16_policy_has_the_logits_of_transformers_in_its_dtype(
     assert torch.equal(logits, stock(input_ids=token_ids).logits)
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
-def test_a_quantised_policy_has_its_checkpoints_weights(folder, tmp_path, weight_format):
-    # Which transformers reads as it is read here (test_checkpoint, test_bitsandbytes_files).
-    stored = write_quantized(folder, tmp_path / "stored", weight_format).folder
-    require_same_weights(load(folder, weight_format), load(stored, weight_format))
-
-
-@pytest.mark.parametrize("weight_format", ["bf16", *FORMATS])
+@pytest.mark.parametrize("weight_format", ["bf16", "nvfp4", "mxfp4", "nf4"])
 def test_adapters_and_trained_norms_are_float32_masters(folder, token_ids, weight_format):
     policy = load(folder, weight_format, "lora", norms_trained=True, compute_dtype="bfloat16")
     parameters = trainable_parameters(policy)
