@@ -14,12 +14,8 @@ PREDICTING = slice(2, -1)  # behind prompts of three tokens
 
 def hidden(of):
     """Return the last hidden states that predict the completions' tokens."""
-    decoder = of.decoder
-    with torch.no_grad():
-        return torch.cat([
-            decoder.model(input_ids=torch.tensor([row])).last_hidden_state[0, PREDICTING]
-            for row in ROWS
-        ])  # fmt: skip
+    states = (of.decoder.model(input_ids=torch.tensor([row])).last_hidden_state for row in ROWS)
+    return torch.cat([state[0, PREDICTING] for state in states])
 
 
 @pytest.mark.parametrize("order", [None, 7])

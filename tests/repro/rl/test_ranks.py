@@ -20,7 +20,8 @@ from repro.reward.score import Rewards
 from repro.rl.collect import GradingRequest, GrowingRollout, PromptSource
 from repro.rl.step import accumulate_step, step_metrics
 from repro.rollout.torch_sampler import TorchSampler
-from repro.spec.config import DataConfig, RunConfig
+from repro.spec.config import DataConfig
+from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.rl.uneven_rows import exact_head, exact_norm, step_on, trained_of_any_type
@@ -60,16 +61,12 @@ def step():
 
 def rollout_step():
     """Return a policy in float64, a rollout of three prompts by five, one of them idle, its run."""
-    target = find("table1")
-    arm = next(arm for arm in target.arms if arm.name == "nvfp4_lora")
-    smoke = target.scales[Tier.SMOKE]
+    (run,) = plan(find("table1"), Tier.SMOKE, [3], ["nvfp4_lora"])
     data = DataConfig(source="generated", train_problems=50, test_problems=4)
     scale = dataclasses.replace(
-        smoke, prompts_per_rollout=3, group_size=5, micro_batch_rows=4, data=data
+        run.scale, prompts_per_rollout=3, group_size=5, micro_batch_rows=4, data=data
     )
-    policy = tiny("nvfp4")
-    run = RunConfig(target="t", target_version=1, tier="smoke", procedure="train", arm=arm,
-                    scale=scale, seed=3)  # fmt: skip
+    policy, run = tiny("nvfp4"), dataclasses.replace(run, scale=scale)
     source = PromptSource(load_problems(data, "train"), policy.tokenizer, run)
     growing = GrowingRollout(run, source, step=0, draws=0)
     request = growing.request()
