@@ -7,7 +7,6 @@ from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -209,7 +208,7 @@ def test_a_peers_step_is_cut_into_parts_that_add_up(monkeypatch):
             self.vllm_generation = SimpleNamespace(
                 sync_weights=lambda: spend(1.0), generate=lambda: spend(4.0)
             )
-            self.hands: Any = None
+            self.hands = None
 
         def add_callback(self, hand):
             self.hands = hand

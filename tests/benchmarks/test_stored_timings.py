@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -151,7 +150,7 @@ def test_every_arm_and_cell_of_the_claims_has_what_it_is_compared_with(monkeypat
 
 
 def test_what_is_measured_is_the_targets_own_points_by_the_suites_own_code(monkeypatch):
-    runs: list[Any] = []
+    runs = []
 
     def seeds(own, context):
         runs.extend(own)

@@ -56,7 +56,6 @@ def test_a_kernel_loads_without_a_gpu_and_takes_what_its_reference_takes(op):
 
 @pytest.mark.parametrize("op", [op for op in OPS if op.dense is not None], ids=lambda op: op.name)
 def test_the_dense_form_of_a_row_runs(op):
-    assert op.dense is not None
     function, arguments = op.dense(op.inputs(op.shapes[-1], torch.bfloat16, "cpu", 0))
     first = function(*arguments)
     assert (first[0] if isinstance(first, tuple) else first).dtype in (

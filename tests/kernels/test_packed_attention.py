@@ -101,7 +101,6 @@ def with_gradient(function, lengths, device="cpu", dtype=torch.float32):
     out = function(leaf * 1, cos, sin, segments_of(lengths, device), query_heads=QUERY, scale=SCALE)
     weights = torch.linspace(-1, 1, out.numel(), device=device).view_as(out).to(dtype)
     (out * weights).sum().backward()
-    assert leaf.grad is not None
     return out.detach(), leaf.grad
 
 

@@ -56,9 +56,7 @@ def test_greedy_and_sampled_questions_have_the_scale_s_limits(tokenizer, pool):
     one = evaluation(tokenizer, pool)
     one.greedy(TEST)
     one.sampled(TEST)
-    writer = one.evaluator.sampler
-    assert isinstance(writer, Writer)
-    assert [sampling for _, _, sampling in writer.requests] == [
+    assert [sampling for _, _, sampling in one.evaluator.sampler.requests] == [
         SamplingConfig(temperature=0.0, max_new_tokens=20),
         SCALE.evaluation.sampling,
     ]

@@ -1,7 +1,5 @@
 """4-bit projections are packed once, at loading, and trainer and engine read the same tensors."""
 
-from typing import Any, cast
-
 import pytest
 import torch
 
@@ -9,7 +7,6 @@ from kernels import dispatch
 from kernels.packing import PackedWeight
 from repro.models.fused_weights import fused_weight
 from repro.models.lora import adapter_layers, base_linear
-from repro.models.quantized_linear import QuantizedLinear
 from repro.models.random_policy import random_policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
@@ -26,10 +23,7 @@ def make(weight_format, device="cpu"):
 
 
 def layers(policy):
-    return {
-        name: cast(QuantizedLinear, base_linear(layer))
-        for name, layer in adapter_layers(policy.model)
-    }
+    return {name: base_linear(layer) for name, layer in adapter_layers(policy.model)}
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
@@ -46,9 +40,8 @@ def test_loading_packs_every_projection_and_fuses_those_that_share_an_input(
             assert torch.equal(layer.codes().tensors()[part].float(), tensor.float()), (name, part)
     group = [packed[f"model.layers.1.self_attn.{part}_proj"] for part in "qkv"]
     fused = fused_weight(group)
-    assert fused is not None
     assert fused.shape == (256 + 128 + 128, 256)
-    assert fused.packs.data_ptr() == cast(Any, group[0].weight).packs.data_ptr()
+    assert fused.packs.data_ptr() == group[0].weight.packs.data_ptr()
     assert fused_weight(group[:2]) is None
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -95,7 +94,7 @@ def test_saved_adapter_gives_the_same_logits_in_stock_peft(
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
 def test_merge_into_a_4_bit_base_is_refused_with_the_reason(make_checkpoint, weight_format):
-    policy: Any = load(make_checkpoint("qwen2"), weight_format)
+    policy = load(make_checkpoint("qwen2"), weight_format)
     with pytest.raises(TypeError, match=f"{weight_format} base is refused.*4-bit grid"):
         policy.model.merge_and_unload()
 

@@ -51,7 +51,6 @@ def test_logits_and_gradients_are_those_of_the_kernels(linears, weight_format, p
         torch.testing.assert_close(computed[name], gradient, rtol=1e-3, atol=1e-6)
     for _, layer in adapter_layers(policy.model) if linears == "bitsandbytes" else ():
         base = base_linear(layer)
-        assert isinstance(base, QuantizedLinear)
         assert base.weight_format == "nf4"
         assert base.device.type == "meta"  # no second copy of the codes
         assert base.product.rollouts_too

@@ -14,8 +14,7 @@ from kernels import reference, tuning
 from kernels.cuda import hopper, linear
 from kernels.packing import pack, unpack
 from kernels.triton import decode_adapter
-from repro.models.lora import AdapterLinear, base_linear
-from repro.models.quantized_linear import QuantizedLinear
+from repro.models.lora import base_linear
 from repro.rollout.gpu.fused_linears import QuantizedGroup
 from repro.rollout.linears import Product
 from tests.repro.rollout.conftest import fused, modules_of
@@ -33,7 +32,6 @@ def _updates(x, modules):
     """Return (M, N1 + N2 + ...): the adapters alone, with masters rounded to bfloat16."""
     parts = []
     for module in modules:
-        assert isinstance(module, AdapterLinear)
         A, B, scaling = module.adapter()
         z = x @ A.bfloat16().to(x.dtype).t()
         parts.append(scaling * (z @ B.bfloat16().to(x.dtype).t()))
@@ -45,8 +43,6 @@ def _plainly(x, modules):
     parts = []
     for module in modules:
         base = base_linear(module)
-        assert isinstance(base, QuantizedLinear)
-        assert base.bias is not None
         parts.append(reference.linear(x, base.weight, base.bias.to(x.dtype)))
     return torch.cat(parts, dim=-1) + _updates(x, modules)
 
@@ -117,7 +113,6 @@ def test_an_adapter_rides_in_the_launch_up_to_16_rows(make_policy, launches, wei
     # Both ways see an update of the masters.
     with torch.no_grad():
         for module in modules:
-            assert isinstance(module, AdapterLinear)
             for factor in module.adapter()[:2]:
                 factor.mul_(-3.0).add_(0.1)
     group.refresh()

@@ -10,7 +10,6 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +38,7 @@ class StandInEngine:
     """As `vllm.LLM`: an adapter is loaded at its id's first request and served from then on."""
 
     def __init__(self, model, **options):
-        self.options, self.resets, self.requests = options, 0, list[Any]()
+        self.options, self.resets, self.requests = options, 0, []
         self.format = read_description(Path(model)).stored_format or "bf16"
         self.folder, self.answers = model, {"reason": ""}
         self.policy = load_policy(model, weight_format=self.format, compute_dtype=options["dtype"])
