@@ -90,10 +90,7 @@ def warm_workers():
         yield
 
 
-@pytest.fixture(scope="session")
-def idle_graders():
-    """Return a list for workers that no pool has now."""
-    return []
+IDLE_GRADERS: list = []  # workers that no pool has now
 
 
 @contextmanager
@@ -125,9 +122,9 @@ def graders_kept(idle):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kept_graders(idle_graders):
+def kept_graders():
     """Keep graders for a module: what its tests share is made before any fixture of a test."""
-    with graders_kept(idle_graders):
+    with graders_kept(IDLE_GRADERS):
         yield
 
 

@@ -7,13 +7,15 @@ it; `with_accuracy` changes a result and what follows from it.
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from repro.evidence.record import Estimate, Record, record_of
+from repro.evidence.record import SEAL, Estimate, Record, record_of, seal_of
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.config import RunConfig, TrainScale, derive_seed, digest_of
 from repro.spec.schedule import learning_rate_of_run, sigma_of_stage, stage_of_step
@@ -72,7 +74,7 @@ def honest_record(run: RunConfig) -> Record:
     # `at_commit` says what ran; asking the disk for each record would be most of a test's time.
     with mock.patch("repro.evidence.record.source_states", list):
         record = _unmeasured(run, start, end, draw)
-    return at_commit(with_accuracies(record, percents))
+    return at_commit(with_accuracy(record, **percents))
 
 
 def _unmeasured(run: RunConfig, start: float, end: float, draw: random.Random) -> Record:
@@ -106,20 +108,24 @@ def planned_record(run: RunConfig, shift: float = 0.0) -> Record:
         inputs=record.inputs | plan_inputs(run),
     )
     names = ("accuracy", *(f"accuracy_{item.name}" for item in run.scale.test_sets))
-    return on_device(with_accuracies(record, dict.fromkeys(names, end)), "NVIDIA H200")
+    return on_device(with_accuracy(record, **dict.fromkeys(names, end)), "NVIDIA H200")
 
 
-def with_accuracy(record: Record, name: str, percent: float) -> Record:
-    """Return a record with another accuracy, its answers and grades, and what follows from it."""
-    return with_accuracies(record, {name: percent})
-
-
-def with_accuracies(record: Record, percents: Mapping[str, float]) -> Record:
-    """Return a record with other accuracies, and what follows from all of them."""
+def with_accuracy(record: Record, **percents: float) -> Record:
+    """Return a record with other accuracies, their answers, and what follows from all of them."""
     for name, percent in percents.items():
         record = _answered(record, name, percent)
     record = dataclasses.replace(record, facts=record.facts | {"grades": {"ok": 10**7}})
     return dataclasses.replace(record, metrics=record.metrics | record.derived())
+
+
+def resealed(path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
+    """Edit a record's file and seal it anew, as another hand could; return its path."""
+    values = json.loads(path.read_text())
+    edit(values)
+    values[SEAL] = seal_of({name: value for name, value in values.items() if name != SEAL})
+    path.write_text(json.dumps(values))
+    return path
 
 
 def _answered(record: Record, name: str, percent: float) -> Record:

@@ -158,10 +158,9 @@ def test_a_contrast_of_other_weights_is_told_by_them():
     assert verdict.sentence.startswith("0.5 a + 0.5 b - c: +8.3")
 
 
-def difference(paper=8.0, **more):
+def difference(**more):
     """Return a claim that a lies above b; the paper's effect is 8 points."""
-    effect = Effect(paper=paper, measure="units", place="Table 1")
-    return claim("a", "b", **({"effect": effect} | more))
+    return claim("a", "b", **({"effect": EIGHT} | more))
 
 
 def beside(*differences):
@@ -171,36 +170,33 @@ def beside(*differences):
             "b": base[: len(differences)]}  # fmt: skip
 
 
+# What matters is the same, but the paper has no size.
+OWN_SIZE = Effect(smallest=0.8, measure="units", because="stated in advance")
+
+
 @pytest.mark.parametrize(
-    ("differences", "status"),
+    ("effect", "differences", "status"),
     [
-        ((6.0, 7.0, 6.5, 7.5, 6.0), "reproduced"),
-        ((0.8, 0.9, 0.85, 0.9, 0.8), "reproduced"),
-        ((0.4, 0.5, 0.45, 0.5, 0.4), "below a tenth"),
-        ((0.3, 0.9, 0.6, 0.7, 0.5), "excluded"),  # shown, and perhaps a tenth
-        ((-0.9, -1.0, -0.95, -0.9, -1.0), "contradicted"),
+        (EIGHT, (6.0, 7.0, 6.5, 7.5, 6.0), "reproduced"),
+        (EIGHT, (0.8, 0.9, 0.85, 0.9, 0.8), "reproduced"),
+        (EIGHT, (0.4, 0.5, 0.45, 0.5, 0.4), "below a tenth"),
+        (EIGHT, (0.3, 0.9, 0.6, 0.7, 0.5), "excluded"),  # shown, and perhaps a tenth
+        (EIGHT, (-0.9, -1.0, -0.95, -0.9, -1.0), "contradicted"),
         # Shown, too small to matter, and on the other side.
-        ((-0.4, -0.5, -0.45, -0.5, -0.4), "no difference"),
-        ((0.1, -0.2, 0.3, -0.1, 0.0), "no difference"),
-        ((1.0, -1.5, 2.0, -1.0, 0.5), "excluded"),
-        ((9.0, -8.0, 12.0, -6.0, 5.0), "inconclusive"),
+        (EIGHT, (-0.4, -0.5, -0.45, -0.5, -0.4), "no difference"),
+        (EIGHT, (0.1, -0.2, 0.3, -0.1, 0.0), "no difference"),
+        (EIGHT, (1.0, -1.5, 2.0, -1.0, 0.5), "excluded"),
+        (EIGHT, (9.0, -8.0, 12.0, -6.0, 5.0), "inconclusive"),
+        (OWN_SIZE, (0.4, 0.5, 0.45, 0.5, 0.4), "no difference"),
+        (OWN_SIZE, (0.9, 1.0, 0.95, 0.9, 1.0), "reproduced"),
+        (OWN_SIZE, (1.0, -1.5, 2.0, -1.0, 0.5), "inconclusive"),
     ],
 )
-def test_a_size_is_shown_excluded_or_left_open(differences, status):
-    verdict = verdict_of(difference(), **beside(*differences))
-    assert verdict.status == status
-    assert (verdict.paper, verdict.matters) == (8.0, pytest.approx(0.8))
-    assert "8 points" in verdict.sentence
-
-
-def test_without_a_size_of_the_papers_what_matters_decides():
-    own = Effect(smallest=0.8, measure="units", because="stated in advance")
-    for differences, status in (
-        ((0.4, 0.5, 0.45, 0.5, 0.4), "no difference"),
-        ((0.9, 1.0, 0.95, 0.9, 1.0), "reproduced"),
-        ((1.0, -1.5, 2.0, -1.0, 0.5), "inconclusive"),
-    ):
-        assert verdict_of(difference(effect=own), **beside(*differences)).status == status
+def test_a_size_is_shown_excluded_or_left_open(effect, differences, status):
+    verdict = verdict_of(difference(effect=effect), **beside(*differences))
+    assert (verdict.status, verdict.matters) == (status, pytest.approx(0.8))
+    assert verdict.paper == effect.paper
+    assert (" 8 points" in verdict.sentence) == (effect is EIGHT)
 
 
 def test_tests_and_intervals_are_simultaneous_over_the_claims_of_a_target():

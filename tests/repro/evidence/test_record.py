@@ -20,12 +20,12 @@ from repro.evidence.record import (
     read_record,
     record_of,
     record_path,
-    seal_of,
 )
 from repro.spec.config import digest_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.made_up import resealed
 
 
 @pytest.fixture
@@ -94,13 +94,6 @@ def test_another_configuration_is_named_by_its_difference(run, made_up_record, t
         find_record(run, tmp_path)
 
 
-def resealed(path, changed):
-    values = json.loads(path.read_text()) | changed
-    values["seal"] = seal_of({key: item for key, item in values.items() if key != "seal"})
-    path.write_text(json.dumps(values))
-    return path
-
-
 @pytest.mark.parametrize(
     ("sealed", "values", "words"),
     [
@@ -135,7 +128,7 @@ def resealed(path, changed):
 def test_an_edited_record_is_refused(sealed, values, words, run, made_up_record, tmp_path):
     path = made_up_record(run).write(tmp_path)
     if sealed:
-        resealed(path, values)
+        resealed(path, lambda raw: raw.update(values))
     else:
         raw = json.loads(path.read_text()) | values
         raw = {name: value for name, value in raw.items() if value is not None}
@@ -160,7 +153,7 @@ def test_what_is_no_record_is_refused_with_its_file(content, tmp_path):
 
 def test_a_record_of_which_no_metrics_follow_is_refused(run, made_up_record, tmp_path):
     empty = {"config": {}, "digest": digest_of({})}
-    path = resealed(made_up_record(run).write(tmp_path), empty)
+    path = resealed(made_up_record(run).write(tmp_path), lambda raw: raw.update(empty))
     with pytest.raises(RecordError, match=f"{path}: no metrics"):
         read_record(path)
 

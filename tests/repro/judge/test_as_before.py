@@ -1,11 +1,10 @@
 """Two sets of records compared: what regresses, what does not, and what is not judged at all."""
 
 import dataclasses
-from datetime import UTC, datetime
 
 import pytest
 
-from repro.evidence.record import Estimate, record_of
+from repro.evidence.record import Estimate
 from repro.judge.as_before import Side, compare
 from repro.regression.judgement import Judgement
 from repro.spec.config import digest_of
@@ -13,6 +12,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 from repro.targets.steps import TABLE3
+from tests.repro.made_up import honest_record
 from tests.repro.recorded_steps import step_records, times, unchanged
 
 STEP = "step_seconds_7b_b2"
@@ -129,21 +129,19 @@ def test_what_was_zero_has_no_ratio_and_regresses_all_the_same(unit, new, verdic
     assert (one.verdict, one.relative, one.change) == (verdict, False, new)
 
 
-def smoke_rows(metric, *factors):
+def smoke_row(metric, *factors):
     target = dataclasses.replace(find("table1"), metrics=(metric,), claims=(), headline=None)
-    records = {"bf16": {seed: with_values(seed, metric, 10.0 + seed) for seed in range(5)}}
-    pairs = enumerate(factors)
-    new = {"bf16": {seed: with_values(seed, metric, f * (10.0 + seed)) for seed, f in pairs}}
-    sides = Side(name="old", records=records), Side(name="new", records=new)
-    (one,) = compare(target, Tier.SMOKE, *sides).rows
+
+    def side(name, factors):
+        records = {}
+        for run in plan(target, Tier.SMOKE, len(factors), ["bf16"]):
+            value = factors[run.seed] * (10.0 + run.seed)
+            values = {metric.name: Estimate(value=value, unit=metric.unit)}
+            records[run.seed] = dataclasses.replace(honest_record(run), metrics=values)
+        return Side(name=name, records={"bf16": records})
+
+    (one,) = compare(target, Tier.SMOKE, side("old", [1.0] * 5), side("new", factors)).rows
     return one
-
-
-def with_values(seed, metric, value):
-    (run,) = plan(find("table1"), Tier.SMOKE, [seed], ["bf16"])
-    estimate = Estimate(value=value, unit=metric.unit)
-    metrics, started = {metric.name: estimate}, datetime.now(UTC)
-    return record_of(run, metrics=metrics, environment={}, started=started)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +158,7 @@ def with_values(seed, metric, value):
 )
 def test_seeds_are_compared_in_pairs_where_they_draw_something(metric, factors, verdict):
     """Seeds differ by a tenth of their value each, which would hide every one of these changes."""
-    assert smoke_rows(find("table1").metric(metric), *factors).verdict == verdict
+    assert smoke_row(find("table1").metric(metric), *factors).verdict == verdict
 
 
 def on_arms(**changes):

@@ -20,7 +20,7 @@ def checked(runs, name):
 
 def write_accuracies(make, runs, name, arm, values):
     for run, value in zip(plan(find(name), Tier.PAPER, len(values), [arm]), values, strict=True):
-        with_accuracy(make(run), "accuracy", value).write(runs)
+        with_accuracy(make(run), accuracy=value).write(runs)
 
 
 @pytest.mark.parametrize(

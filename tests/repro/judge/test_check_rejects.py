@@ -1,12 +1,11 @@
 """Records that are no evidence, or of another run than they say: what `check` makes of them."""
 
 import dataclasses
-import json
 import shutil
 
 import pytest
 
-from repro.evidence.record import SEAL, failed_record, seal_of
+from repro.evidence.record import failed_record
 from repro.judge.check import check_selection, exit_status, mixed_versions
 from repro.judge.gathering import gather
 from repro.report.ending import ending
@@ -16,7 +15,7 @@ from repro.spec.config import digest_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.made_up import with_accuracy
+from tests.repro.made_up import resealed, with_accuracy
 from tests.repro.recorded_smoke import SELECTION, place
 
 TABLE1 = find("table1")
@@ -82,10 +81,7 @@ def test_an_arm_without_evidence_is_refused(change, words, table1_records, tmp_p
 )
 def test_a_record_that_another_hand_sealed_is_one_refusal(edit, words, smoke_runs, tmp_path):
     runs = shutil.copytree(smoke_runs, tmp_path / "runs")
-    raw = json.loads(place(runs).read_text())
-    edit(raw)
-    raw[SEAL] = seal_of({name: value for name, value in raw.items() if name != SEAL})
-    place(runs).write_text(json.dumps(raw))
+    resealed(place(runs), edit)
     evidence = gather(SELECTION, runs)
     assert {path for path, _ in evidence.refused} == {place(runs)}
     assert any(words in why for _, why in evidence.refused), evidence.refused
@@ -115,7 +111,7 @@ CONTROL = "bf16_lora_random_reward"
 def test_training_that_teaches_nothing_is_contradicted(arm, points, own, table1_records, tmp_path):
     def gains(record):
         start = record.value("accuracy_greedy_start") or 0.0
-        return with_accuracy(record, "accuracy_greedy", start + points + (record.seed - 2) / 3)
+        return with_accuracy(record, accuracy_greedy=start + points + (record.seed - 2) / 3)
 
     table1_records(tmp_path, on_arm(arm, gains))
     outcome = checked(tmp_path)

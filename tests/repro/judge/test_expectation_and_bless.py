@@ -51,15 +51,13 @@ def test_a_result_that_is_not_as_before_is_worse(table1_records, tmp_path, expec
     table1_records(tmp_path / "runs")
     blessed(tmp_path / "runs", expected)
 
-    def by(points):
-        def changed(record):
-            value = record.metrics["accuracy"].value + points
-            return with_accuracy(record, "accuracy", value) if record.arm == "nf4_lora" else record
-
-        return changed
-
     for name, points in (("worse", -20.0), ("better", 5.0)):
-        table1_records(tmp_path / name, by(points), 3)
+
+        def changed(record, points=points):
+            value = record.metrics["accuracy"].value + points
+            return with_accuracy(record, accuracy=value) if record.arm == "nf4_lora" else record
+
+        table1_records(tmp_path / name, changed, 3)
     worse = check_selection(SELECTION, tmp_path / "worse", expected)
     lost = {(row.arm, row.metric, row.verdict) for row in worse.as_before.worse}
     assert lost == {("nf4_lora", name, "regressed") for name in ("accuracy", "working_rate")}

@@ -15,13 +15,7 @@ from repro.rl.clock import PHASES
 from repro.rl.training_state import fresh_state
 from repro.rollout.engine import Engine
 from repro.spec.step_scale import StepPoint, StepScale, equal_twin
-from repro.targets.steps import (
-    BF16,
-    LENGTH_POINTS,
-    NVFP4,
-    TABLE3_32B_RL,
-    TABLE3_POINTS,
-)
+from repro.targets.steps import BF16, LENGTH_POINTS, NVFP4, TABLE3_32B_RL, TABLE3_POINTS
 from tests.repro.measure.conftest import prepared, small_policy
 
 FULL_SIZE = LENGTH_POINTS[0]

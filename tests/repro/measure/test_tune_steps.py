@@ -10,13 +10,7 @@ import torch
 from kernels import tune, tuning
 from kernels.cuda.fused_adapter import Joining
 from kernels.cuda.hopper import Choice
-from repro.measure.tune_steps import (
-    MODELS,
-    choose_by_steps,
-    left_to_choose,
-    main,
-    tune_steps,
-)
+from repro.measure.tune_steps import MODELS, choose_by_steps, left_to_choose, main, tune_steps
 
 FIRST, SECOND = (4608, 3584, 1), (3584, 3584, 1)
 SMALL, LARGE, BROKEN = (

@@ -11,12 +11,7 @@ from markupsafe import escape
 
 from repro.__main__ import main
 from repro.judge.blessed import untested_checks
-from repro.report.one_page import (
-    ABSENT,
-    interval_marks,
-    page_text,
-    seed_marks,
-)
+from repro.report.one_page import ABSENT, interval_marks, page_text, seed_marks
 from repro.report.readme import answer_lines, answers
 from repro.report.tidy import statements
 from repro.report.verdict_words import Kind

@@ -28,7 +28,7 @@ def row_of(text, label):
 
 def test_a_report_has_the_papers_cells_and_the_verdict_of_every_claim(table1_records, tmp_path):
     def fixed(record):
-        return with_accuracy(record, "accuracy", 80.0 + record.seed)
+        return with_accuracy(record, accuracy=80.0 + record.seed)
 
     table1_records(tmp_path, lambda r: fixed(r) if r.arm == "nvfp4_lora_aqn" else r)
     text = report(tmp_path)

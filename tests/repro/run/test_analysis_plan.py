@@ -100,12 +100,8 @@ def plan_on_record(**changes):
     )  # fmt: skip
 
 
-def changed_rules(**changes):
-    return rules() | changes
-
-
 def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(tmp_path):
-    earlier_plan = plan_on_record(rules=changed_rules(**{"all arms: above": "reproduced 1"}))
+    earlier_plan = plan_on_record(rules=rules() | {"all arms: above": "reproduced 1"})
     for run in selected("study_schedules").plan():
         record = planned_record(run)
         inputs = record.inputs | {"plan:study_schedules": earlier_plan.digest}
@@ -137,8 +133,8 @@ def test_a_claim_is_post_hoc_where_its_plan_has_another_claim_family_or_rule():
         ({"claims": [*stated, more | {"draws": 1}]}, False),
         ({"claims": [stated[0] | {"metric": "heldout_area"}, *stated[1:]]}, True),
         ({"claims": []}, True),
-        ({"rules": changed_rules(**{"metric collapsed": "0"})}, True),
-        ({"rules": changed_rules(**{"a case that is gone": "1"})}, True),
+        ({"rules": rules() | {"metric collapsed": "0"}}, True),
+        ({"rules": rules() | {"a case that is gone": "1"}}, True),
     ):
         earlier_plan = plan_on_record(**changes)
         plan = plans.Plans(selected("study_schedules"), {earlier_plan.digest: earlier_plan})

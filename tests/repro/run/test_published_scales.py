@@ -102,10 +102,7 @@ def recorded(checkpoint, tmp_path_factory):
     return collected
 
 
-TRAINED = ["table1", "table2", "table1_1_5b"]
-
-
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", ["table1", "table2", "table1_1_5b"])
 def test_every_arm_goes_from_checkpoint_to_a_record_that_counts(name, recorded):
     selection, folder = recorded[name]
     checked = check_selection(selection, folder, expected_folder(None))

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 
 from repro.__main__ import build_parser, main
+from repro.evidence.procedure import Stopped
 from repro.evidence.record import read_record, record_path, run_folder
 from repro.judge.blessed import blessed_checks
 from repro.models.checkpoint import TINY_FOLDER
@@ -110,8 +111,6 @@ def test_a_run_leaves_its_steps_and_completions(tmp_path, monkeypatch):
 
 
 def test_a_stopped_run_goes_on_in_its_files_and_says_nothing_twice(tmp_path, notebook):
-    from repro.evidence.procedure import Stopped
-
     run = small_of(TARGET)
     with pytest.raises(Stopped):
         carried_out(run, tmp_path, stop_at=2)

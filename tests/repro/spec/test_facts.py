@@ -7,13 +7,14 @@ import pickle
 import pytest
 
 from repro.evidence.procedure import Measured
-from repro.evidence.record import RecordError, read_record, seal_of
+from repro.evidence.record import RecordError, read_record
 from repro.measure.step_metrics import PointFacts
 from repro.rl.training_state import TrainState
 from repro.spec.facts import FactNameError, Facts
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.made_up import resealed
 
 
 @pytest.fixture
@@ -59,11 +60,8 @@ def test_a_record_of_a_misspelt_fact_is_neither_made_nor_read(run, made_up_recor
     record = made_up_record(run)
     with pytest.raises(FactNameError, match="did you mean grades"):
         dataclasses.replace(record, facts={"gradse": {}})
-    path = record.write(tmp_path)
-    values = json.loads(path.read_text())
-    values["facts"]["rows"]["trained\x1b"] = 3
-    values["seal"] = seal_of({key: item for key, item in values.items() if key != "seal"})
-    path.write_text(json.dumps(values))
+    misspelt = {"trained\x1b": 3}
+    path = resealed(record.write(tmp_path), lambda raw: raw["facts"]["rows"].update(misspelt))
     with pytest.raises(RecordError, match=r"rows: 'trained.* is no name of a fact") as caught:
         read_record(path)
     assert str(path) in str(caught.value)

@@ -27,11 +27,6 @@ def arithmetic(raw):
     }
 
 
-def agrees(printed, computed, digits=1):
-    """Whether `printed` is `computed` rounded, from factors that were rounded themselves."""
-    return math.isclose(printed, round(computed, digits), abs_tol=0.5 * 10**-digits)
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_follows_the_schema(path):
     raw, cells = read_paper(path)
@@ -94,7 +89,8 @@ def test_the_printed_rollout_ratios_are_wrong_exactly_where_it_is_said(number):
         if cell.quantity == "rollout_ratio_printed":
             slow = cells[f"BF16 LoRA/{cell.column}/rollout"].value
             ratio = cells[f"NVFP4 QeRL/{cell.column}/rollout"].value / slow
-            if not agrees(cell.value, ratio):
+            # Printed with one digit, of factors that were rounded themselves.
+            if not math.isclose(cell.value, round(ratio, 1), abs_tol=0.05):
                 computed_values[cell.id] = round(ratio, 2)
     assert computed_values == arithmetic(raw)
 

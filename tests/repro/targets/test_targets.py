@@ -9,14 +9,7 @@ from repro.spec.arm import Arm
 from repro.spec.claim import Effect, planned
 from repro.spec.config import TrainScale
 from repro.spec.hub import is_hub_name
-from repro.spec.target import (
-    Claim,
-    Metric,
-    default_tier,
-    differing_fields,
-    other_tiers,
-    plan,
-)
+from repro.spec.target import Claim, Metric, default_tier, differing_fields, other_tiers, plan
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices, parse_tier
 from repro.spec.variants import with_steps
 from repro.targets import TARGETS, find, runs_of
