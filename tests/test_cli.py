@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from unittest.mock import Mock
 
+import pytest
+
 from repro.__main__ import main
 from repro.targets import TARGETS, find
 
@@ -58,6 +60,32 @@ def test_the_package_and_commands_on_records_need_no_torch(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("list", 0, "table6"),
+        ("plan table6 --tier systems", 0, "downloads"),
+        ("check table6 --tier systems --blessed", 0, "claims"),
+        ("run table1", 2, "WSL 2"),
+        ("train --model tiny --data generated", 2, "WSL 2"),
+        ("reproduce table1", 2, "WSL 2"),
+        ("report table6 --tier systems --html {folder}/page.html", 2, "WSL 2"),
+    ],
+)
+def test_windows_reads_and_plans_and_is_told_where_the_rest_is_done(line, status, said, tmp_path):
+    code = (
+        "import platform, sys; sys.modules.update(fcntl=None, resource=None)\n"
+        "platform.system = lambda: 'Windows'\n"
+        "from repro.__main__ import main; sys.exit(main())"
+    )
+    words = line.format(folder=tmp_path).split()
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done.stderr
+    assert status == 0 or len(done.stderr.splitlines()) == 1
 
 
 def test_list_shows_every_table_and_figure_of_the_paper(capsys):

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import fcntl
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -99,6 +98,8 @@ class RunLocks:
 
     def _lock(self, path: Path) -> bool:
         """Lock a file unless another process has; True where this process has it already."""
+        import fcntl  # not on Windows, where nothing is run
+
         if path in self._descriptors:
             return True
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,6 @@ owner. Other hard links to it keep the old content, as backups by hard links nee
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -200,6 +199,10 @@ def _room(place: Path) -> Iterator[Path]:
     Each holds a file that its process has locked; the lock ends with the process. The file gets
     its name when it is locked, so that no other start takes it for one that was left.
     """
+    try:
+        import fcntl
+    except ImportError:
+        raise ValueError("files are written on Linux or macOS alone (on Windows: WSL 2)") from None
     place.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{place.name}.partial-"
     with suppress(PermissionError):  # a folder may be open to writing and closed to reading
