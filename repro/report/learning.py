@@ -90,10 +90,8 @@ def dose_rows(checks: Sequence[Checked], expected: Path, *names: str) -> list[st
                 "given": {a: treatment(d.rise, expected) for a, d in by_arm.items() if d.is_plain},
             }
         )
-    if not tables:
-        return NOTHING
-    paper = paper_rises(expected)
-    return rendered("doses.md", tables=tables, base=BASE, interval=interval_text, paper=paper)
+    found = {"tables": tables, "base": BASE, "paper": paper_rises(expected)}
+    return rendered("doses.md", interval=interval_text, **found) if tables else NOTHING
 
 
 def untrained_rows(checks: Sequence[Checked], expected: Path, *names: str) -> list[str]:
@@ -136,17 +134,14 @@ def slope_rows(checks: Sequence[Checked], name: str) -> list[str]:
     for checked in _of_targets(checks, name):
         arms = checked.selection.target.arms
         warm = [arm for arm in arms if arm.name == BASE or arm.temperature_factor != 1]
+        cool = [arm for arm in arms if arm.temperature_factor <= 1]
+        rounded = [arm for arm in arms if arm.temperature_factor == 1]
+        start = ("accuracy_start",)
         looks: dict[str, tuple[Sequence[Arm], tuple[str, ...]]] = {
-            "equal accuracy at the start, at the arm's temperature": (arms, ("accuracy_start",)),
-            "the same, without temperature 1.1": (
-                [arm for arm in arms if arm.temperature_factor <= 1],
-                ("accuracy_start",),
-            ),
+            "equal accuracy at the start, at the arm's temperature": (arms, start),
+            "the same, without temperature 1.1": (cool, start),
             "without the doubled rounding": ([arm for arm in arms if arm.name != "nvfp4_x2"], ()),
-            "only the arms that differ by rounding": (
-                [arm for arm in arms if arm.temperature_factor == 1],
-                (),
-            ),
+            "only the arms that differ by rounding": (rounded, ()),
             "only the arms that differ by temperature": (warm, ()),
         }
         stated = [(claim, v) for claim, v in checked.statements() if v.effect is not None]

@@ -16,6 +16,7 @@ from repro.report.learning import dose_rows, slope_rows, training_rows, untraine
 from repro.report.one_page import REPORTED, reported_rows
 from repro.report.readme import answer_rows
 from repro.report.systems import systems_writers
+from repro.report.tidy import rendered
 from repro.report.verdict_words import count_rows
 from repro.spec.whole_files import replace_text
 
@@ -55,6 +56,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b", "dose_coder_1_5b"),
         "slopes": lambda: slope_rows(judged(), "dose_response_coder_0_5b"),
         "training": lambda: training_rows(judged(), expected, "table1_coder_0_5b"),
+        "anchors": lambda: rendered("anchors.md"),
         "untrained": lambda: untrained_rows(judged(), expected, *untrained),
         "gpu_tests": lambda: gpu_tests_rows(expected),
         "reported": lambda: reported_rows(REPORTED, expected),
