@@ -135,7 +135,7 @@ def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:
     _flag(parser, "--until", "PERCENT", until, type=float)
     _flag(parser, "--out", "DIR", "new folder for the adapter, in PEFT's format")
     _count(parser, "--steps", "default: 150; 8 on a CPU")
-    _add(parser, "columns", "seed", "set", "runs")
+    _add(parser, "revision", "columns", "seed", "set", "runs")
     # What `run` reads from its own line beside these.
     alone = dict.fromkeys(("expected", "tier", "seeds", "arms", "workers", "devices", "threads"))
     parser.set_defaults(**alone, stall_timeout=_STALL, executor="workers", example=True)

@@ -84,6 +84,7 @@ def train(
     out: str | Path | None = None,
     steps: int | None = None,
     seed: int = 0,
+    revision: str | None = None,
     settings: Mapping[str, Any] | None = None,
     runs: str | Path | None = None,
 ) -> TrainedRun:
@@ -121,6 +122,8 @@ def train(
         New folder for the adapter in PEFT's layout, with its tokenizer; must not exist.
     steps
         Optimiser steps; None takes 150 on a GPU, 8 on a CPU.
+    revision
+        Branch, tag or commit of a hub name; None takes its `main`, or what a target pins.
     settings
         Any other setting, as `--set`: `{"optimizer.learning_rates.lora_4bit": 5e-5}`.
     runs
@@ -157,6 +160,7 @@ def train(
         out=out,
         steps=steps,
         seed=seed,
+        revision=revision,
         set=[f"{key}={_text(value)}" for key, value in (settings or {}).items()],
         runs=runs,
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from repro.data.load import is_own, source_named
 from repro.data.own import parse_columns
 from repro.data.prompts import template_source
+from repro.evaluate.flags import require_hub_name
 from repro.models.memory_plan import training_memory
 from repro.reward.custom import reward_named
 from repro.run.disk import size
@@ -75,6 +76,7 @@ def _parts(args: argparse.Namespace, *, on_gpu: bool) -> tuple[Arm, TrainScale]:
         lambda: args.reward and reward_named(args.reward),
         lambda: args.template and template_source(args.template),
         partial(parse_columns, columns),
+        partial(require_hub_name, args.model, args.revision),
         lambda: require(args.seed >= 0, f"seed is {args.seed}; it must be 0 or more"),
         lambda: require(steps is None or steps >= 1, f"steps is {steps}; needs 1 or more"),
         lambda: require(
@@ -89,7 +91,7 @@ def _parts(args: argparse.Namespace, *, on_gpu: bool) -> tuple[Arm, TrainScale]:
     scale = preset(checkpoint, source, columns, on_gpu=on_gpu)
     scale = dataclasses.replace(
         scale,
-        revision=revision_of(checkpoint),
+        revision=args.revision or revision_of(checkpoint),
         prompt_template=template or scale.prompt_template,
         seeds=(args.seed,),
     )

@@ -32,7 +32,7 @@ def require_writing(args: argparse.Namespace) -> None:
     all_of(
         lambda: require_model(args.source) if "source" in args else adapter_folder(args.adapter),
         partial(require_model, base, "--base "),
-        partial(_require_hub_name, base if "base" in args else args.source, args.revision),
+        partial(require_hub_name, base if "base" in args else args.source, args.revision),
         lambda: require(
             base is None or args.kind == "adapter",
             f"--base names the base of an adapter; --as {getattr(args, 'kind', '')} merges into "
@@ -62,7 +62,7 @@ def require_asking(args: argparse.Namespace) -> None:
     named, adapter = args.checkpoint, args.adapter
     all_of(
         partial(require_model, named),
-        partial(_require_hub_name, named or "", args.revision if named else None),
+        partial(require_hub_name, named or "", args.revision if named else None),
         lambda: adapter is None or adapter_folder(adapter),
         lambda: require(
             bool(named or adapter), "name a checkpoint, or an adapter whose files name its base"
@@ -84,7 +84,7 @@ def dosing_of(args: argparse.Namespace) -> tuple[list[str], list[float]]:
         partial(_formats_of, args.formats),
         partial(_sigmas_of, args.sigmas),
         partial(require_model, args.model, "--model "),
-        partial(_require_hub_name, args.model, args.revision),
+        partial(require_hub_name, args.model, args.revision),
         lambda: require(
             args.prompts is None or args.prompts >= 1, f"--prompts {args.prompts}: needs 1 or more"
         ),
@@ -93,7 +93,7 @@ def dosing_of(args: argparse.Namespace) -> tuple[list[str], list[float]]:
     return formats, sigmas
 
 
-def _require_hub_name(named: str | None, revision: str | None) -> None:
+def require_hub_name(named: str | None, revision: str | None) -> None:
     """Raise where a revision is given of what has none."""
     require(
         not revision or (is_hub_name(named or "") and not Path(named or "").exists()),

@@ -129,6 +129,7 @@ def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(tmp_path, ca
         ("--until 120", "until is 120"),
         ("--until 0", "until is 0"),
         ("--seed -1", "seed is -1"),
+        ("--revision v1", "--revision v1"),
         ("--aqn --steps 1 --set steps=1", "no noise"),
         ("--data {folder}/unanswered.jsonl", "`answer` is missing"),
         ("--reward bad_rewards:too_few", "returned [1.0] for 2 completions"),
@@ -163,6 +164,13 @@ def test_algorithms_and_noise_are_values_of_the_arm():
 def test_each_setting_has_a_record_of_its_own():
     lines = [(), ("--aqn",), ("--seed", "1"), ("--until", "50")]
     assert len({selected(*line).target.name for line in lines}) == len(lines)
+
+
+def test_a_revision_is_that_of_the_run_and_of_its_record():
+    line = ("--model", "owner/model", "--data", "gsm8k")
+    runs = [selected(*words, line=line) for words in ((), ("--revision", "v1"))]
+    assert [run.source.scales[run.tier].revision for run in runs] == ["main", "v1"]
+    assert runs[0].target.name != runs[1].target.name
 
 
 def test_a_reward_of_the_script_itself_is_refused():
