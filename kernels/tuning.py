@@ -2,10 +2,10 @@
 
 `kernels/tuned/<device>.json` holds, for a set of (N, K) and M, the fastest `Choice` that
 `python -m kernels.tune` found on that device, and the versions used. `adapted` layers have their
-adapter in the same launch. `in_steps` are adapted layers that
-`python -m repro.measure.tune_steps` chose by the time of a whole decode step; they apply only to
-exactly these sizes, and to ranks up to the entry's. Nothing is searched at run time: other shapes
-take the entry of the nearest size, and a device without a table takes the H200's, with a warning.
+adapter in the same launch. `in_steps` are adapted layers that were chosen by the time of a whole
+decode step (`38b89bc` has the tool); they apply only to exactly these sizes, and to ranks up to the
+entry's. Nothing is searched at run time: other shapes take the entry of the nearest size, and a
+device without a table takes the H200's, with a warning.
 
 Easy to get wrong: an entry for M serves all M down to the next smaller entry, not the nearest M,
 because a narrow kernel covers at most 32 rows.
@@ -18,8 +18,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -31,7 +30,7 @@ from kernels.cuda.hopper import Choice
 
 FOLDER = Path(__file__).parent / "tuned"
 FALLBACK = "nvidia-h200"
-PARTS = ("entries", "adapted", "in_steps")
+PARTS = ("entries", "adapted")
 _Value = TypeVar("_Value")
 Table = dict[tuple[int, int], dict[int, _Value]]
 
@@ -115,35 +114,12 @@ def _nearest(known: Table[_Value], N: int, K: int, M: int) -> _Value:
     return by_rows[min(at_least)] if at_least else by_rows[max(by_rows)]
 
 
-def forget() -> None:
-    """Read the table again at the next choice, because it has been rewritten."""
-    for cache in (stored_table, table, adapted_table, step_table, choose_adapted, choose):
-        cache.cache_clear()
-
-
-_tried: dict[tuple[int, int, int], Way] = {}
-
-
-@contextmanager
-def trying(ways: Mapping[tuple[int, int, int], Way]) -> Iterator[None]:
-    """Let `choose_adapted` prefer `ways`, {(N, K, M): (choice, joining)}, to the table."""
-    _tried.update(ways)
-    choose_adapted.cache_clear()
-    try:
-        yield
-    finally:
-        _tried.clear()
-        choose_adapted.cache_clear()
-
-
 @lru_cache(maxsize=4096)
 def choose_adapted(device: int, N: int, K: int, M: int, rank: int, steps: bool = True) -> Way:
     """Return choice and joining for x (M, K) W^T with its adapter in one launch, M up to 16.
 
     With `steps`, a choice by the time of whole decode steps, which ran NVFP4, comes first.
     """
-    if (N, K, M) in _tried:
-        return _tried[N, K, M]
     in_steps = step_table(device).get((N, K), {}) if steps else {}
     at_least = [rows for rows in in_steps if rows >= M]
     if at_least:

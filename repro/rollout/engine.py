@@ -192,10 +192,6 @@ class Engine:
         """Run one decode step on the slots of `state`, without the host's work; for timing."""
         self._steps(width, sampling)
 
-    def forget_steps(self) -> None:
-        """Drop captured graphs; the next step is captured again, with the kernels chosen then."""
-        self._steps.close()
-
     def abandon(self) -> None:
         """Free all slots and blocks, also after an error."""
         self._synchronize()

@@ -1,4 +1,4 @@
-"""Tables of choices: whole, told apart by device; an entry says what it was made from."""
+"""Tables: whole, told apart by device, choices by steps first; an entry says its way."""
 
 import json
 
@@ -32,3 +32,38 @@ def test_an_entry_says_the_way_it_was_made_from():
             assert tuning._made(Choice, {"path": "narrow"} | entry) == choice
             if joining is not None:
                 assert tuning._made(Joining, entry) == joining
+
+
+SMALL, LARGE = (
+    (Choice(path="narrow", warps=warps), Joining(join="extra", parts=4)) for warps in (5, 14)
+)
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    """Give the H200's table some entries chosen in steps, and let every device read it."""
+    table = json.loads((tuning.FOLDER / "nvidia-h200.json").read_text(encoding="utf-8"))
+    table["in_steps"] = [
+        {"N": 4608, "K": 3584, "M": rows, "warps": warps, "join": "extra", "parts": 4, "rank": 32}
+        for rows, warps in ((1, 5), (8, 14))
+    ]
+    monkeypatch.setattr(tuning, "stored_table", lambda device: table)
+    caches = (tuning.adapted_table, tuning.step_table, tuning.choose_adapted)
+    for cache in caches:
+        cache.cache_clear()
+    yield table
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_choices_by_steps_are_for_their_own_sizes_and_ranks(stored):
+    by_step = {rows: tuning.choose_adapted(0, 4608, 3584, rows, 32) for rows in (1, 4, 8, 16)}
+    assert by_step == {
+        1: SMALL, 4: LARGE, 8: LARGE, 16: tuning.adapted_table(0)[4608, 3584][16]
+    }  # fmt: skip
+    assert tuning.choose_adapted(0, 4608, 3584, 1, 16) == SMALL
+    alone = tuning.adapted_table(0)[4608, 3584][1]
+    assert alone not in (SMALL, LARGE)
+    assert tuning.choose_adapted(0, 4608, 3584, 1, 64) == alone
+    assert tuning.choose_adapted(0, 4608, 3584, 1, 32, steps=False) == alone
+    assert tuning.choose_adapted(0, 4600, 3584, 1, 32) == alone
