@@ -269,6 +269,7 @@ def _measure(
             moved = float((parameter_image(policy) - before).norm())
             facts = _facts(t.learner, made.statistics, state, planned, point, waves)
             if not point.memory_only:
+                facts["sampler_trainer_kl"] = seconds["sampler_trainer_kl"]
                 facts |= share_facts(planned, seconds, bench.product_rate, point.ranks, full=full)
                 bench.progress(step_line(point, way_of(arm), seconds, facts), {})
             entry.repeats.append(seconds | {"slowed": slowed})

@@ -70,6 +70,7 @@ _PointFact = Literal[
     "ranks",
     "reserved_bytes",
     "road",
+    "sampler_trainer_kl",
     "slots",
     "update_share",
     "weight_bytes",

@@ -130,7 +130,8 @@ def timed_step(t: Training, state: TrainState, waves: int = 1) -> dict[str, Any]
 
     `waves` iterations like it make up the step, so seconds and tokens are multiplied by that.
     Returns seconds by phase, in `total` and in `exchange` among ranks, the step's `grad_norm` and
-    `completion_tokens`; where time is measured, also `sampler_trainer_abs_diff_mean`.
+    `completion_tokens`; where time is measured, also `sampler_trainer_abs_diff_mean` and
+    `sampler_trainer_kl`, in nats.
     """
     before = state.facts.get("rows", {}).get("tokens_sampled", 0)
     spent = t.learner.ranks.spent
@@ -143,7 +144,7 @@ def timed_step(t: Training, state: TrainState, waves: int = 1) -> dict[str, Any]
     names = ["grad_norm"]
     sampler = t.learner.sampler
     if isinstance(sampler, PointSampler) and not sampler.point.memory_only:
-        names.append("sampler_trainer_abs_diff_mean")
+        names += ["sampler_trainer_abs_diff_mean", "sampler_trainer_kl"]
     return measured | {name: state.series[name][-1] for name in names}
 
 

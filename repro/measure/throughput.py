@@ -14,7 +14,8 @@ prompt shared, prefill counted.
 
 A point with windows is not rolled out whole (`rollout_cells`); vLLM's engine has no host share.
 An adapter is folded in once, before its engine is made, and for good: nothing is trained.
-`facts["folded"]` has the seconds of that, and what of the adapter is rounded away.
+`facts["folded"]` has the seconds of that, what of the adapter is rounded away, and how far that
+moves the sampler from the policy with its adapter apart: `sampler_trainer_kl`, nats per token.
 
 Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
 `facts["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
@@ -37,10 +38,11 @@ import torch
 from kernels.timing import copy_rate, matmul_rate, seconds_of
 from repro.evidence.procedure import Measured, RunContext
 from repro.measure.device_state import is_out_of_memory, needs_by_allocator, release, require_clean
-from repro.measure.rollout_cells import Repeat, time_batch, time_host_share
+from repro.measure.rollout_cells import Repeat, random_prompts, time_batch, time_host_share
 from repro.measure.rollout_plan import cell_of, not_fitting
 from repro.measure.step_measure import linears_of
 from repro.measure.vllm_rollout import VllmEngine
+from repro.models.divergence import compared
 from repro.models.lora import adapter_layers, fold_adapter, folding_loss
 from repro.models.policy import Policy, device_bytes
 from repro.models.random_policy import random_policy
@@ -50,6 +52,8 @@ from repro.rollout.step_timing import fill_cache
 from repro.spec.config import RunConfig, derive_seed
 from repro.spec.facts import Facts, Timing
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
+
+_KL_TOKENS = 256
 
 
 def measure_seeds(runs: Sequence[RunConfig], context: RunContext) -> list[Measured]:
@@ -137,14 +141,31 @@ def _measure_shape(
         return
     _count(policy, arm.facts)
     if arm.run.arm.rollout_adapter == "folded":
-        lost = folding_loss(policy.model)
-        seconds = seconds_of(partial(fold_adapter, policy.model), policy.device)
-        arm.facts.setdefault("folded", {})[shape] = {"seconds": seconds, "update_lost": lost}
+        arm.facts.setdefault("folded", {})[shape] = fold(policy)
+        release()
         policy = replace(policy, training="none")  # there is no adapter to multiply by
     for point in points:
         numbers = {"step": 1.0 + every.index(point), "steps": float(len(every))}
         context.progress(f"{point.name}: {arm.run.arm.label}", numbers)
         _point(point, policy, arm, context.should_stop)
+
+
+@torch.no_grad()
+def fold(policy: Policy) -> dict[str, float]:
+    """Fold a policy's adapter in for good, and return the facts of that.
+
+    `sampler_trainer_kl` is KL(folded || apart) of random tokens' successors, nats per token. Of the
+    policy before the fold only hidden states are kept, so that no second copy of weights is needed.
+    """
+    decoder: Any = policy.decoder
+    tokens = random_prompts(1, _KL_TOKENS, decoder.config.vocab_size, 0)
+    ids = torch.tensor(tokens, device=policy.device)
+    apart = decoder.model(input_ids=ids, use_cache=False)[0][0]
+    lost = folding_loss(policy.model)
+    seconds = seconds_of(partial(fold_adapter, policy.model), policy.device)
+    folded = decoder.model(input_ids=ids, use_cache=False)[0][0]
+    kl = float(compared(policy, folded, policy, apart)[0].mean())
+    return {"seconds": seconds, "update_lost": lost, "sampler_trainer_kl": kl}
 
 
 def _policy(run: RunConfig, shape: str) -> Policy:

@@ -74,6 +74,7 @@ def test_a_step_of_every_way_is_measured_and_moves_the_policy(arm, device):
     assert facts["generated_tokens"] == 8 * POINT.completion_tokens
     assert facts["adapter_modules"] == (0 if arm.training == "full" else 14)
     # The warm-up and two steps.
+    assert facts["sampler_trainer_kl"] == entry.repeats[-1]["sampler_trainer_kl"] >= 0
     assert facts.get("folded", {}).get("rollouts", 0) == (3 if arm is FOLDED else 0)
     for repeat in entry.repeats:
         assert repeat["grad_norm"] > 0

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from repro.evidence.receipts import violations
 from repro.evidence.record import read_record
 from repro.measure import device_state, throughput
+from repro.measure.rollout_cells import random_prompts
 from repro.measure.vllm_rollout import VllmEngine
 from repro.models.files.merged_files import write_base
 from repro.models.lora import adapter_layers, base_linear, fold_adapter
@@ -130,12 +131,26 @@ def test_an_adapter_is_folded_in_before_an_engine_is_made(loaded, tmp_path, monk
     by_vllm, own, fp8 = (throughput.measure_seeds([r], context_of(tmp_path))[0] for r in runs)
     for measured in (by_vllm, own):
         assert 0 < measured.facts["folded"]["a"]["update_lost"] < 1
+        assert measured.facts["folded"]["a"]["sampler_trainer_kl"] > 0
         assert measured.facts["folded"]["a"]["seconds"] > 0
         assert (measured.metrics["tokens_per_second_short_2"].value or 0) > 0
     assert (by_vllm.facts["products"], own.facts["products"]) == ("vllm", "own")
     # A folded base is all that vLLM is given, and an adapter beside one that it rounds.
     assert by_vllm.facts["vllm"] == WITH_ADAPTER | {"training": "none"}
     assert fp8.facts["vllm"] == WITH_ADAPTER | {"quantization": "fp8"}
+
+
+@torch.no_grad()
+def test_the_kl_of_a_fold_is_that_of_the_policies_and_zero_without_a_change(host_clock):
+    policy, apart = small_policy("bf16"), small_policy("bf16")
+    tokens = torch.tensor(random_prompts(1, 256, SIZES["vocab_size"], 0))
+    facts = throughput.fold(policy)
+    p, q = (one.model(tokens).logits[0].log_softmax(-1) for one in (policy, apart))
+    assert facts["sampler_trainer_kl"] == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item())
+    assert facts["sampler_trainer_kl"] > 1e-9
+    for _, layer in adapter_layers(apart.model):
+        layer.adapter()[1].zero_()
+    assert throughput.fold(apart)["sampler_trainer_kl"] == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "fp8"}])
