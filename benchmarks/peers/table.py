@@ -12,10 +12,12 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.harness import PHASES
+from benchmarks.peers.sweep import key_of, trials
 from repro.report.tables import table
 
 OURS = {
@@ -98,6 +100,7 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
         *table(_HEAD, map(_step_cells, filter(_is_measured, steps))),
         *(f"- {_way(e)}, {_workload(e)}: {e['failed']}." for e in entries if not _is_measured(e)),
         *(f"- {_way(e)}, {_workload(e)}: {e['note']}." for e in entries if "note" in e),
+        *dict.fromkeys(_choice(e, record["entries"]) for e in entries if e.get("settings")),
         "",
         _versions(entries),
         "",
@@ -165,14 +168,20 @@ def _way(entry: Entry) -> str:
     return ", ".join(filter(None, (LABELS[entry["way"]], _terms(entry))))
 
 
+def _choice(entry: Entry, entries: Sequence[Entry]) -> str:
+    """Return the line of a peer's settings, and of the others that its sweep tried."""
+    sweep = {key_of(asdict(r)) for r in trials(entry["way"], entry["lengths"], entry["model"], 9)}
+    both = [entry, *(e for e in entries if key_of(e) in sweep)]
+    named = [", ".join(f"{k} {v}" for k, v in e["settings"].items()) for e in both]
+    tried = " and ".join(f"({own})" for own in named if own != named[0]) or "no other"
+    return f"- {LABELS[entry['way']]}, {_workload(entry)}: chosen ({named[0]}) over {tried}."
+
+
 def _versions(entries: Sequence[Entry]) -> str:
-    sides: dict[str, dict[str, set[str]]] = {"this project": {}, "peers": {}}
-    for entry in entries:
-        side = sides["this project" if entry["way"] in OURS else "peers"]
-        for name, version in entry.get("packages", {}).items():
-            side.setdefault(name, set()).add(version or "none")
-    said = [
-        f"{side}: " + ", ".join(f"{name} {' or '.join(sorted(v))}" for name, v in versions.items())
-        for side, versions in sides.items()
-    ]
-    return f"Versions: {'; '.join(said)}."
+    said: dict[str, list[str]] = {}
+    for entry in (entry for entry in entries if "packages" in entry):
+        versions = ", ".join(f"{name} {v}" for name, v in entry["packages"].items() if v)
+        way = "this project" if entry["way"] in OURS else LABELS[entry["way"]]
+        said.setdefault(versions, []).append(way)
+    rows = [f"{' and '.join(dict.fromkeys(ways))}: {text}" for text, ways in said.items()]
+    return f"Versions: {'; '.join(rows)}."
