@@ -108,7 +108,7 @@ def test_plan_says_runs_time_memory_disk_and_downloads(tmp_path, monkeypatch, ca
         assert word in text
     paper = said_by(capsys, "plan", "table1", "--tier", "paper")
     assert "Qwen/Qwen2.5-7B-Instruct (15.2 GB)" in paper
-    assert (paper.count("not timed\n"), paper.count("h, priced\n")) == (7, 5)
+    assert (paper.count("not timed\n"), paper.count("h, priced\n")) == (5, 7)
     (one_run,) = [line for line in paper.splitlines() if line.startswith("  one run   ")]
     assert "(bf16_full) of memory" in one_run
 

@@ -234,7 +234,8 @@ def _arm_lines(
     for (target, arm), of_arm in by_arm.items():
         seconds, shared_by = timed.seconds.get((target, arm), (None, 1))
         priced = prices.get(arm)
-        untimed = "not timed" if priced is None else f"about {duration(priced.seconds)}, priced"
+        about = "at most" if priced is not None and priced.at_most else "about"
+        untimed = "not timed" if priced is None else f"{about} {duration(priced.seconds)}, priced"
         took = untimed if seconds is None else duration(seconds)
         took += f" for {shared_by} at once" if shared_by > 1 else ""
         took += " on another card" if seconds is not None and timed.elsewhere else ""
