@@ -56,7 +56,7 @@ class Row:
     paper
         The paper's value in the same unit; None where it prints none.
     model, kernels
-        The checkpoint or size that was run, and whose products multiplied, arm by arm.
+        The checkpoint with its data, or the size; and whose products multiplied, arm by arm.
     """
 
     target: str
@@ -207,7 +207,7 @@ def _papers(
 def _model(checked: Checked, metric: str) -> str:
     scale = checked.selection.source.scales.get(checked.selection.tier)
     if isinstance(scale, TrainScale):
-        return scale.checkpoint
+        return f"{scale.checkpoint} on {scale.data.source}"
     match = _SIZE.search(metric)
     return match[1].replace("_", ".").upper() if match else ""
 
