@@ -57,6 +57,8 @@ class Panel:
 _MINI = (
     "table1_1_5b",
     "table1_0_5b",
+    "learning_coder_1_5b untrained_coder_1_5b",
+    "learning_coder_0_5b untrained_coder_0_5b",
     "table1_coder_1_5b untrained_coder_1_5b",
     "table1_coder_0_5b untrained_coder_0_5b",
 )
@@ -174,8 +176,8 @@ PICTURES: dict[str, tuple[int, tuple[Panel, ...]]] = {
                 metric="entropy", unit="entropy, nats"),
     )),
     "figure7": (2, tuple(
-        _reward(f"Qwen2.5 {size}", model, (_FULL, _QERL, _PLAIN), 300, _WIDE, runs, cells=size)
-        for size, model, runs in _BIGMATH[:2]
+        _reward(f"Qwen2.5 {size}", model, (_FULL, _QERL, _PLAIN), 300, _WIDE, *runs, cells=size)
+        for size, model, *runs in ((*_BIGMATH[0], *_MINI), _BIGMATH[1])
     )),
     "figure8": (2, (
         _reward("Qwen2.5 3B", _3B, _AQN, 100, _HIGH, "figure8_3b", *_MINI, cells="3B"),

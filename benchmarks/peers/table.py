@@ -66,10 +66,6 @@ def read_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def _parts_of(entry: Entry) -> list[str]:
-    return [part for part in PHASES if f"{part}_seconds" in entry]
-
-
 def _is_measured(entry: Entry) -> bool:
     return "failed" not in entry
 
@@ -143,7 +139,8 @@ _HEAD = (
 def _step_cells(entry: Entry) -> list[str]:
     seconds, peak, start = entry["seconds"], entry.get("driver_bytes"), entry.get("start_seconds")
     paid = entry.get("rewards", [])
-    parts = {part: statistics.median(entry[f"{part}_seconds"]) for part in _parts_of(entry)}
+    timed = {part: entry.get(f"{part}_seconds") for part in PHASES}
+    parts = {part: statistics.median(values) for part, values in timed.items() if values}
     return [
         _workload(entry),
         _way(entry),
