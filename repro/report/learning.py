@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.paper import paper_cells
 from repro.evidence.verdicts.comparison import blocks_of, contrasts
+from repro.evidence.verdicts.secondary import secondary
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.doses import BASE, doses, paper_rises, treatment, treatment_given
@@ -53,6 +54,17 @@ class ArmValues:
         sign = -1 if less else 1
         pairs = [sign * (own[seed] - base[seed]) for seed in own if seed in base]
         return mean_interval(pairs) if pairs and self.arm.name != self.base else None
+
+    @property
+    def secondary(self) -> Mapping[str, Interval]:
+        """The IQM's difference from the base and the probability of improvement, at the end."""
+        if self.arm.name == self.base:
+            return {}
+        claim = next(c for c in self.checked.selection.target.claims if c.metric == _ACCURACY)
+        contrast, names = {self.arm.name: 1.0, self.base: -1.0}, ("iqm", "improvement")
+        claim = dataclasses.replace(claim, contrast=contrast, secondary=names)
+        blocks = blocks_of(claim, {_ACCURACY: self.checked.evidence.values(_ACCURACY)})
+        return secondary(claim, blocks, paired=True) if len(blocks) > 1 else {}
 
     @property
     def half_width(self) -> str:
