@@ -207,6 +207,12 @@ def _choose_inputs(
     return logits, reference_step.StepRows(**on_device), greedy, _overlap(device)
 
 
+def _nucleus_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
+    """Return logits with ties, as those of a bfloat16 product; a row of NaN, one of infinity."""
+    logits = _choose_inputs(False, shape, dtype, device, seed)[0].bfloat16().float()
+    return logits, torch.tensor(0.7, device=device), 0.8, _overlap(device)
+
+
 def _as_reference(reference: Callable[..., Any], *by_name: str) -> Callable[[Arguments], Dense]:
     """Return the reference itself as plain PyTorch; the last arguments go by name."""
 
@@ -314,6 +320,19 @@ STEP_OPS: tuple[Op, ...] = (
         flops=lambda s: 4 * s[0] * s[1] * _RANK,
         named=("overlap",),
         dense=_as_reference(reference_step.adapted_swiglu, "overlap"),
+    ),
+    Op(
+        name="keep_nucleus",
+        reference=reference_step.keep_nucleus,
+        kernel="kernels.triton.nucleus:keep_nucleus",
+        inputs=_nucleus_inputs,
+        shapes=((6, 5000), (1, 2048), (7, 97)),
+        large=(64, 152064),
+        nbytes=lambda s: 8 * s[0] * s[1],
+        flops=lambda s: 8 * 11 * s[0] * s[1],
+        named=("overlap",),
+        written=(0,),
+        exact=True,
     ),
     _choose_op("choose", False),
     _choose_op("choose_greedy", True),

@@ -11,6 +11,7 @@ engine without kernels (`repro.rollout.engine_ops`) computes with these very fun
     project            z = x A^T
     add_adapter        y <- y + scaling * z B^T, each projection by its own columns of z
     adapted_swiglu     silu(gate + scaling z1 B1^T) * (up + scaling z2 B2^T)
+    keep_nucleus       the tokens that hold a share of the mass, the others ruled out
     choose             a token from each row's logits, and the row's state moved on
 
 The cache is an array of blocks of `block_size` positions; row b's position t lies in block
@@ -20,7 +21,7 @@ are float32. Query head h reads key head h // (Hq / Hkv).
 A draw's distribution is p = softmax(logits / temperature), and the token is the first one, in
 vocabulary order, at which the cumulative sum exceeds the row's uniform number. So the token is a
 function of one number and of that row's logits, and does not depend on the batch. A filter (top_p)
-comes before the inversion and is `repro.rollout.draw`'s.
+comes before the inversion: `keep_nucleus`.
 
 A position of -1 marks a row that does not run, a slot of -1 a token that is not kept: neither
 changes anything. `overlap`, `workspace`, `arrived` and `tile` concern how kernels are launched and
@@ -335,6 +336,33 @@ def choose(logits: Tensor, rows: StepRows, *, greedy: bool, overlap: bool = Fals
     logprobs = torch.log_softmax(sound / rows.temperature, dim=-1)
     ids = invert(logprobs, numbers)  # (M, 1)
     advance(ids.squeeze(1), logprobs.gather(1, ids).squeeze(1), faulty, rows)  # (M,) each
+
+
+def keep_nucleus(
+    logits: Tensor, temperature: Tensor | float, share: float, *, overlap: bool = False
+) -> None:
+    """Forbid all tokens of a row but the smallest set that holds a share of its mass, in place.
+
+    The set is taken from the most likely token on, equal ones in vocabulary order, and the token
+    that crosses the share belongs to it. A row whose largest logit is not finite stays as it is.
+
+    Parameters
+    ----------
+    logits : Tensor, (M, V), float32
+        Becomes -inf outside of the set.
+    temperature
+        The mass is that of softmax(logits / temperature).
+    share
+        In (0, 1).
+    """
+    sound = torch.isfinite(logits.amax(dim=-1, keepdim=True))  # (M, 1)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    mass = torch.softmax(ordered.double() / temperature, dim=-1)
+    outside = (mass.cumsum(dim=-1) - mass >= share) & sound
+    # The first token stays whatever the share is: nothing comes before it.
+    outside[..., 0] = False
+    removed = torch.zeros_like(outside).scatter_(-1, order, outside)
+    logits.masked_fill_(removed, -torch.inf)
 
 
 def uniforms_at(uniforms: Tensor, counts: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ With temperature alone, three reads of the logits suffice, spread over many prog
 It then writes the token and its logprob to the row's outputs, counts it, and decides whether the
 row ends: at an end token, at its limit, or because its logits are not finite, in which case nothing
 is drawn. Parts are cut by the vocabulary's size alone, so the token does not depend on the batch.
-`kernels.reference_step.choose` is the specification; a filter (top_p) goes through
-`repro.rollout.draw.choose`, whose sort dominates their cost.
+`kernels.reference_step.choose` is the specification; a filter (top_p) goes before it (`nucleus`).
 
 Easy to get wrong: a maximum in Triton skips NaN, so NaN is looked for by itself; and the uniform
 number belongs to the row's count, not to the step. The cumulative sum is in float32 and its last

@@ -78,10 +78,6 @@ CONTEXT_BYTES = 854 << 20
 _WORKSPACE_BYTES = 64 << 20
 # A captured step: nodes and their arguments, by block and width; and its share of activations.
 _GRAPH_BYTES_PER_BLOCK = 160 << 10
-# A draw through a filter sorts the vocabulary for so many rows at once, and a capture keeps what
-# that takes: a logit in float32 several times, its place, and its mass in float64 several times.
-FILTERED_ROWS = 32
-_FILTER_BYTES = 60
 # Rows that a training run's engine samples at once.
 MOST_SLOTS = 256
 # What vLLM is given beside weights and cache: activations, captured graphs, draws. An estimate.
@@ -114,8 +110,6 @@ class StepShape:
     shares_prompts
         Whether the cache is sized for groups that share their prompt's blocks; else each slot has
         room for a prompt of its own, as where single questions are asked, too.
-    filtered
-        Whether some completions are drawn through a filter, which sorts the vocabulary.
     full_over
         Of full training, the ranks that divide what is trained; 0 where an adapter is trained.
     rollout_adapter
@@ -135,7 +129,6 @@ class StepShape:
     kept_blocks: int = 0
     keep_cache: bool = True
     shares_prompts: bool = True
-    filtered: bool = False
     full_over: int = 0
     rollout_adapter: RolloutAdapter = "apart"
 
@@ -327,8 +320,7 @@ def _graph_bytes(step: StepShape) -> int:
     widths = sum(width <= max(step.slots, 1) for width in GRAPH_WIDTHS)
     a_row = 2 * (4 * shape.hidden + shape.query_size + 2 * shape.key_size + 3 * shape.intermediate)
     tables = step.slots * step.completion_tokens * (8 + 4 + 4)  # numbers, tokens, logprobs
-    drawn = min(step.slots, FILTERED_ROWS) * shape.vocabulary * _FILTER_BYTES * step.filtered
-    return widths * shape.layers * _GRAPH_BYTES_PER_BLOCK + step.slots * a_row + tables + drawn
+    return widths * shape.layers * _GRAPH_BYTES_PER_BLOCK + step.slots * a_row + tables
 
 
 def _prefill_bytes(step: StepShape) -> int:
@@ -496,7 +488,6 @@ def training_memory(arm: Arm, scale: TrainScale, ranks: int = 1) -> TrainingMemo
         micro_tokens=prompt + scale.longest_completion,
         optimizer=scale.optimizer.name,
         shares_prompts=False,
-        filtered=scale.rollout.filtered or scale.evaluation.sampling.filtered,
         full_over=ranks if arm.training == "full" else 0,
         rollout_adapter=arm.rollout_adapter,
     )

@@ -26,7 +26,6 @@ from torch.nn import functional
 
 from kernels import reference_step
 from repro.models.norms import PerturbableRMSNorm
-from repro.rollout.draw import choose
 from repro.rollout.linears import Product
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
@@ -223,8 +222,9 @@ class Operations:
 
     def choose(self, logits: Tensor, state: RowState, sampling: SamplingConfig) -> None:
         """Draw a token for each of the first M slots and move their state on."""
-        if sampling.filtered:
-            choose(logits, state, sampling)
-            return
         greedy = sampling.temperature == 0
+        if sampling.filtered and not greedy:
+            self.functions.keep_nucleus(
+                logits, state.temperature, sampling.top_p, overlap=self.overlap
+            )
         self.functions.choose(logits, state, greedy=greedy, overlap=self.overlap)

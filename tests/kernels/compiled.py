@@ -37,6 +37,7 @@ from kernels.triton import (
     decode_step,
     dequantize,
     logprobs,
+    nucleus,
     packed_attention,
     portable_linear,
     prefill_attention,
@@ -129,7 +130,7 @@ def weight(format: str, N: int, K: int) -> QuantizedWeight:
 
 
 def zeros(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.zeros(*shape, dtype=dtype)
+    return torch.zeros(shape, dtype=dtype)
 
 
 def ints(*shape: int) -> Tensor:
@@ -190,6 +191,8 @@ def decoding(name: str, overlap: bool) -> Iterator[Launch]:
             decode_choice.choose, torch.zeros(4, V), rows, greedy=greedy, overlap=overlap
         )
         yield f"choose greedy={greedy}", call
+    whole = zeros(4, V, dtype=torch.float32), zeros(dtype=torch.float32), 0.95
+    yield "keep_nucleus", partial(nucleus.keep_nucleus, *whole, overlap=overlap)
     qkv, keys, turn = zeros(64, (HQ + 2 * HK) * D), zeros(9, 32, HK, D), zeros(64, D)
     turned = qkv, turn, turn, ints(64), ints(64), keys, keys
     yield "rotary_write", partial(rotary.rotary_write, *turned, query_heads=HQ)

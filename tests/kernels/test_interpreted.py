@@ -15,6 +15,7 @@ from tests.interpreted import INTERPRETED
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = (
     "tests/kernels/test_ops.py",
+    "tests/kernels/test_nucleus.py",
     "tests/kernels/test_packed_attention.py",
     "tests/kernels/test_quantize_exact.py",
     "tests/repro/rollout/test_adapter_ranks.py",

@@ -23,7 +23,14 @@ import torch
 from torch import nn
 
 from kernels import dispatch
-from kernels.triton import decode_adapter, decode_choice, decode_step, prefill_attention, rotary
+from kernels.triton import (
+    decode_adapter,
+    decode_choice,
+    decode_step,
+    nucleus,
+    prefill_attention,
+    rotary,
+)
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
 from repro.rollout.backend import Backend, EagerSteps
@@ -45,6 +52,7 @@ KERNELS = SimpleNamespace(
     add_adapter=decode_adapter.add_adapter,
     swiglu=decode_step.swiglu,
     adapted_swiglu=decode_adapter.adapted_swiglu,
+    keep_nucleus=nucleus.keep_nucleus,
     choose=decode_choice.choose,
 )
 

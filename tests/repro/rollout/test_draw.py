@@ -9,8 +9,8 @@ from transformers import (
 )
 
 from kernels.reference_step import FAULTY
-from repro.models.memory_plan import FILTERED_ROWS
-from repro.rollout.draw import choose, draw, sampling_logprobs, uniforms
+from repro.rollout.draw import draw, sampling_logprobs, uniforms
+from repro.rollout.engine_ops import Operations
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
 
@@ -99,16 +99,21 @@ def running(rows):
     return state
 
 
+def choose(logits, state, sampling):
+    Operations().choose(logits.clone(), state, sampling)
+
+
 @pytest.mark.parametrize(
     "sampling",
     [
         SamplingConfig(temperature=0.6, top_p=0.8),
+        SamplingConfig(temperature=0, top_p=0.8),
         SamplingConfig(temperature=0.6),
         SamplingConfig(temperature=0),
     ],
 )
-@pytest.mark.parametrize("rows", [1, FILTERED_ROWS, 2 * FILTERED_ROWS + 1])
-def test_rows_draw_what_they_would_draw_all_at_once(sampling, rows):
+@pytest.mark.parametrize("rows", [1, 65])
+def test_a_step_draws_what_its_distribution_gives(sampling, rows):
     torch.manual_seed(rows)
     state, logits = running(rows), 3 * torch.randn(rows, VOCABULARY)
     uniform = state.uniforms[:, 0].clone()
@@ -120,17 +125,17 @@ def test_rows_draw_what_they_would_draw_all_at_once(sampling, rows):
 
 def test_a_row_whose_logits_are_not_finite_draws_nothing_and_leaves_the_others_alone():
     torch.manual_seed(0)
-    rows = FILTERED_ROWS + 2
+    rows, bad = 5, 2
     logits = torch.randn(rows, VOCABULARY)
     sampling = SamplingConfig(temperature=0.6, top_p=0.8)
     sound = running(rows)
     choose(logits, sound, sampling)
     broken = running(rows)
     broken.uniforms.copy_(sound.uniforms)
-    logits[FILTERED_ROWS, 7] = torch.nan
+    logits[bad, 7] = torch.nan
     choose(logits, broken, sampling)
-    others = torch.arange(rows) != FILTERED_ROWS
-    assert broken.status[FILTERED_ROWS] == FAULTY
+    others = torch.arange(rows) != bad
+    assert broken.status[bad] == FAULTY
     assert torch.equal(broken.out_tokens[others], sound.out_tokens[others])
     assert torch.equal(broken.status[others], sound.status[others])
 
