@@ -80,6 +80,27 @@ def test_a_card_that_was_measured_has_its_own_times_and_kernels(tmp_path, capsys
     assert "refused   " in planned(capsys, *line)
 
 
+@pytest.mark.usefixtures("fitting_torch")
+@pytest.mark.parametrize(
+    ("gigabytes", "left_out"),
+    [(16, ()), (12, ()), (9.5, ("7b_16x8_24gb", "7b_16x8_16gb", "7b_16x8_12gb"))],
+)
+def test_a_card_of_12_gb_has_points_to_measure(gigabytes, left_out, tmp_path, capsys, monkeypatch):
+    device = CudaDevice(name="a card", capability=(8, 9), memory_bytes=int(gigabytes * 10**9))
+    for module in (tiers, preflight):
+        monkeypatch.setattr(module, "cuda_devices", lambda: (device,))
+    assert tiers.Tier.SYSTEMS.missing() is None
+    said = planned(capsys, "memory_cards", "--tier", "systems", "--runs", str(tmp_path))
+    assert [name for name in left_out if name not in said] == []
+    assert ("left out" in said) == bool(left_out)
+
+
+def test_a_card_with_too_little_has_less_than_it_needs_in_the_sentence_too(monkeypatch):
+    nearly = CudaDevice(name="a card", capability=(8, 9), memory_bytes=8 * tiers.GIB - 1)
+    monkeypatch.setattr(tiers, "cuda_devices", lambda: (nearly,))
+    assert unsaid(tiers.Tier.SYSTEMS.missing(), "needs 8 GiB|has 7.9 GiB") == []
+
+
 def test_what_is_not_known_of_a_model_is_not_0(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
