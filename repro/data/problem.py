@@ -19,8 +19,10 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -85,12 +87,14 @@ class Problem:
     where: str = field(default="", compare=False)
 
 
-def problem_from_row(row: Any, *, where: str, columns: Mapping[str, str] | None = None) -> Problem:
+def problem_from_row(
+    row: Any, *, where: str, columns: Mapping[str, str] | None = None, place: str = ""
+) -> Problem:
     """Check one decoded row and return its problem.
 
     Raises `DataError` if a column is missing, empty or of another type. `columns` are the row's
-    names of `question`, `answer`, ... (`ROLES`) where they are its own; `where`, file and line, is
-    without its folder the id of a row that has none.
+    names of `question`, `answer`, ... (`ROLES`) where they are its own; `where` is file and line,
+    `place` the id of a row that has none, by default `where` without its folder.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: found {shown(row)}; each row must be an object with columns")
@@ -107,8 +111,9 @@ def problem_from_row(row: Any, *, where: str, columns: Mapping[str, str] | None 
     if not isinstance(source, str):
         raise DataError(f"{where}: `source` is {shown(source)}; it must be a string")
     level = None if found["level"] is None else row[found["level"]]
+    own = None if found["id"] is None else _text(row, found["id"], where)
     return Problem(
-        id=where.rpartition("/")[2] if found["id"] is None else _text(row, found["id"], where),
+        id=own or place or where.rpartition("/")[2],
         question=question,
         answer=_THOUSANDS.sub("", gold) if gold and "####" in answer else answer,
         solution=solution,
@@ -214,12 +219,19 @@ def problems_of_rows(
     """Return the problems of rows, each with the place that it was read from, in their order.
 
     A `DataError` names the place of the first that is no problem of its own id, or `name` where
-    there is none.
+    there is none. Files of one name are told apart by their folders below the one that holds all.
     """
+    rows = list(rows)
+    files = {where.rpartition(", ")[0] for _, where in rows}
+    names = Counter(map(os.path.basename, files))
+    repeated = {file for file in files if names[os.path.basename(file)] > 1}
+    folder = os.path.commonpath(repeated) if repeated else ""
     problems: list[Problem] = []
     place_of_id: dict[str, str] = {}
     for row, where in rows:
-        problem = problem_from_row(row, where=where, columns=columns)
+        own = where.rpartition(", ")[0] in repeated
+        place = where.removeprefix(f"{folder}/") if own else ""
+        problem = problem_from_row(row, where=where, columns=columns, place=place)
         first = place_of_id.setdefault(problem.id, where)
         if first != where:
             raise DataError(

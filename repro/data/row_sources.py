@@ -33,7 +33,6 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
     "test": ("test", "validation", "valid", "dev", "eval"),
 }
 _SAVED = ("dataset_dict.json", "state.json")
-_DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.jsonl.gz", "*.json.gz")
 _FAULTS = (OSError, ValueError, LookupError, TypeError, ArithmeticError)
 
 
@@ -79,7 +78,8 @@ def tables_of_hub(name: str) -> dict[str, list[Row]]:
     repository, _, config = named.partition(":")
     card = _snapshot(name, repository, revision, ["README.md"]) / "README.md"
     listed = _listed_files(card, name, config) if card.is_file() else {}
-    patterns = [pattern for own in listed.values() for pattern in own] or _DATA_FILES
+    patterns = [pattern for own in listed.values() for pattern in own]
+    patterns = patterns or [f"*{suffix}" for suffix in FILE_SUFFIXES]
     folder = _snapshot(name, repository, revision, ["README.md", *patterns])
     if listed:
         tables = {}

@@ -2,6 +2,8 @@
 
 import json
 import os
+from contextlib import suppress
+from unittest.mock import Mock
 
 import datasets
 import pyarrow as pa
@@ -175,6 +177,7 @@ def holding(*columns):
         (holding(pa.array([b"\xff"]).view(pa.string())), "", "Parquet"),
         (holding(pa.array(["q"]), pa.array(["r"])), "", "column 'question' is there twice"),
         (broken("a.xlsx", b"PK"), "", ".xlsx"),
+        (broken("a.jsonl.gz", b"\x1f\x8b"), "", "end in .gz"),
         (lambda folder: folder / "nothing.csv", "", "no such file"),
     ],
 )
@@ -205,6 +208,25 @@ def test_a_pipe_among_files_of_problems_keeps_nobody_waiting(tmp_path):
     os.mkfifo(tmp_path / "train.jsonl")
     with pytest.raises(DataError, match="plain file"):
         read_splits(tmp_path)
+
+
+def test_files_of_one_name_in_two_folders_of_a_set_are_told_apart(tmp_path, monkeypatch):
+    files = [{"split": "train", "path": ["*/train.jsonl", "more.jsonl"]}]
+    listed = [{"config_name": "default", "data_files": files}]
+    (tmp_path / "README.md").write_text(f"---\nconfigs: {json.dumps(listed)}\n---\n")
+    fetched = Mock(return_value=tmp_path)
+    monkeypatch.setattr("repro.data.row_sources._snapshot", fetched)
+    for name, row in (("algebra/train", 0), ("geometry/train", 1), ("more", 2)):
+        table(tmp_path / f"{name}.jsonl", ROWS[row : row + 1])
+    (problems,) = read_splits("owner/both", parse_columns(NAMED)).values()
+    assert {problem.id for problem in problems} == {
+        "algebra/train.jsonl, line 1", "geometry/train.jsonl, line 1", "more.jsonl, line 1",
+    }  # fmt: skip
+    (tmp_path / "README.md").unlink()
+    with suppress(DataError):
+        read_splits("owner/both", parse_columns(NAMED))
+    assert "*.parquet" in fetched.call_args.args[3]
+    assert not [pattern for pattern in fetched.call_args.args[3] if "gz" in pattern]
 
 
 @pytest.mark.parametrize(
