@@ -42,7 +42,7 @@ from torch import Tensor
 
 from repro.models.decoder import is_projection
 from repro.models.files import stored_layouts
-from repro.models.files.gguf_files import converted
+from repro.models.files.gguf_files import converted, made_of
 from repro.models.files.tensor_files import (
     CheckpointError,
     TensorFolder,
@@ -75,6 +75,7 @@ from repro.spec.hub import (
     hub_digest,
     is_hub_name,
     is_whole,
+    resolved_revision,
 )
 from repro.spec.whole_files import appearing, sha256_of
 
@@ -258,6 +259,7 @@ def write_quantized(
             "format": weight_format,
             "layout": stored_layouts.LAYOUTS[weight_format],
             "linears": linears,
+            **_origin(source_path.absolute()),
             "source_sha256": digest_of_files([source_path / "config.json", *source.files()]),
         }
         quantization = stored_layouts.quantization_config(weight_format)
@@ -269,6 +271,15 @@ def write_quantized(
         bytes_read=sum(source.spec(name).nbytes for name in source.names()),
         bytes_written=sum((out / name).stat().st_size for name in shards),
     )
+
+
+def _origin(source: Path) -> dict[str, str | None]:
+    """Return the hub's name and commit of a snapshot; else the file's or the folder's name."""
+    commit = resolved_revision(source)
+    if commit is None:
+        return {"source": made_of(source).get("gguf", {}).get("gguf", source.name)}
+    home = source.parent.parent.name.removeprefix("models--")
+    return {"source": home.replace("--", "/", 1), "revision": commit}
 
 
 def _require_convertible(source: Path, weight_format: str) -> None:

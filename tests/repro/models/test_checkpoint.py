@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kernels import reference
-from repro.models.checkpoint import MANIFEST, verify, write_quantized
+from repro.models.checkpoint import MANIFEST, TINY_FOLDER, verify, write_quantized
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.loading import SUMMARY_FILE
 from tests.repro.models.conftest import (
@@ -94,6 +94,18 @@ def test_companion_files_are_copied_and_code_is_not(make_checkpoint, tmp_path):
     assert (out / "generation_config.json").is_file()
     assert not (out / "modeling_custom.py").exists()
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def test_the_manifest_names_the_source_and_of_a_hub_name_the_commit(tmp_path):
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / ("c" * 40)
+    shutil.copytree(TINY_FOLDER, snapshot)
+    origins = [
+        json.loads((write_quantized(source, tmp_path / name, "nf4").folder / MANIFEST).read_text())
+        for name, source in (("hub", snapshot), ("own", TINY_FOLDER))
+    ]
+    assert [(origin["source"], origin.get("revision")) for origin in origins] == [
+        ("owner/name", "c" * 40), (TINY_FOLDER.name, None),
+    ]  # fmt: skip
 
 
 def test_the_manifest_says_how_it_was_made_and_its_sums_find_a_bit_flip(copied):
