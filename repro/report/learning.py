@@ -61,8 +61,8 @@ class ArmValues:
         if self.arm.name == self.base:
             return {}
         claim = next(c for c in self.checked.selection.target.claims if c.metric == _ACCURACY)
-        contrast, names = {self.arm.name: 1.0, self.base: -1.0}, ("iqm", "improvement")
-        claim = dataclasses.replace(claim, contrast=contrast, secondary=names)
+        contrast = {self.arm.name: 1.0, self.base: -1.0}
+        claim = dataclasses.replace(claim, contrast=contrast, secondary=("iqm", "improvement"))
         blocks = blocks_of(claim, {_ACCURACY: self.checked.evidence.values(_ACCURACY)})
         return secondary(claim, blocks, paired=True) if len(blocks) > 1 else {}
 

@@ -137,6 +137,9 @@ def test_trained_arms_are_told_beside_the_same_seeds_of_bf16():
     assert first["GSM8K at the end, %"] == "32.0"
     # The fourth seed has no partner: it is in the mean and in no difference.
     assert second["difference from BF16, points"].startswith("-1.0 (")
+    assert second["difference of IQMs, points"].startswith("-1.0 (")
+    # A run of NVFP4 ends above one of BF16 in three of nine pairings.
+    assert second["probability of improvement"].startswith("0.33 (")
     assert second["GSM8K at the end, %"] == "25.8"
     assert second["steps to 30 %"].endswith("(3 of 4)")
     assert second["runs that broke down"] == "3"
