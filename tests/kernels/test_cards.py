@@ -1,4 +1,4 @@
-"""Every Triton launch compiles for each card, into its shared memory, without spills."""
+"""Every Triton launch compiles for each card, into its shared memory, with hardly a spill."""
 
 import importlib.util
 import json
@@ -50,7 +50,7 @@ def require_fitting(launches, capability):
 
 def test_the_largest_launches_fit_a_card_of_99_kib():
     launches = compiled(86, "few", 300)
-    assert len({row["kernel"] for row in launches}) >= 6
+    assert len({row["kernel"] for row in launches}) == 6
     require_fitting(launches, 86)
 
 
@@ -58,5 +58,5 @@ def test_the_largest_launches_fit_a_card_of_99_kib():
 @pytest.mark.parametrize("capability", CARDS)
 def test_every_launch_fits_the_card(capability):
     launches = compiled(capability, "all", 1800)
-    assert len({row["kernel"] for row in launches}) >= 20
+    assert len({row["kernel"] for row in launches}) == 23
     require_fitting(launches, capability)

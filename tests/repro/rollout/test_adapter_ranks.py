@@ -13,6 +13,7 @@ from tests.repro.rollout.conftest import fused, modules_of
 CASES = [
     *(("bf16", rank) for rank in (4, 24, 100, 256)),
     *(("nvfp4", rank) for rank in (8, 256)),
+    ("mxfp4", 100),
     ("nf4", 48),
 ]
 
