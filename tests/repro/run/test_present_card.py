@@ -1,5 +1,7 @@
 """What a plan and a start say of this machine's card, torch and system, before any loading."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -16,6 +18,8 @@ H100 = CudaDevice(name="NVIDIA H100 80GB HBM3", capability=(9, 0), memory_bytes=
 @pytest.fixture
 def card(monkeypatch, request):
     device = getattr(request, "param", RTX4090)
+    if not isinstance(device, CudaDevice):  # gigabytes
+        device = dataclasses.replace(RTX4090, memory_bytes=int(device * 10**9))
     for module in (tiers, preflight):
         monkeypatch.setattr(module, "cuda_devices", lambda: (device,))
     return device
@@ -81,22 +85,12 @@ def test_a_card_that_was_measured_has_its_own_times_and_kernels(tmp_path, capsys
 
 
 @pytest.mark.usefixtures("fitting_torch")
-@pytest.mark.parametrize(
-    ("gigabytes", "left_out"),
-    [(16, ()), (12, ()), (9.5, ("7b_16x8_24gb", "7b_16x8_16gb", "7b_16x8_12gb"))],
-)
-def test_a_card_of_12_gb_has_points_to_measure(gigabytes, left_out, tmp_path, capsys, monkeypatch):
-    device = CudaDevice(name="a card", capability=(8, 9), memory_bytes=int(gigabytes * 10**9))
-    for module in (tiers, preflight):
-        monkeypatch.setattr(module, "cuda_devices", lambda: (device,))
+@pytest.mark.parametrize(("card", "left_out"), [(12, False), (9.5, True)], indirect=["card"])
+def test_a_card_of_12_gb_has_points_to_measure(card, left_out, tmp_path, capsys, monkeypatch):
     assert tiers.Tier.SYSTEMS.missing() is None
     said = planned(capsys, "memory_cards", "--tier", "systems", "--runs", str(tmp_path))
-    assert [name for name in left_out if name not in said] == []
-    assert ("left out" in said) == bool(left_out)
-
-
-def test_a_card_with_too_little_has_less_than_it_needs_in_the_sentence_too(monkeypatch):
-    nearly = CudaDevice(name="a card", capability=(8, 9), memory_bytes=8 * tiers.GIB - 1)
+    assert ("left out" in said, "7b_16x8_12gb" in said) == (left_out, left_out)
+    nearly = dataclasses.replace(card, memory_bytes=8 * tiers.GIB - 1)
     monkeypatch.setattr(tiers, "cuda_devices", lambda: (nearly,))
     assert unsaid(tiers.Tier.SYSTEMS.missing(), "needs 8 GiB|has 7.9 GiB") == []
 
