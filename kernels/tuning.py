@@ -30,7 +30,7 @@ from kernels.cuda.hopper import Choice
 
 FOLDER = Path(__file__).parent / "tuned"
 FALLBACK = "nvidia-h200"
-PARTS = ("entries", "adapted")
+PARTS = ("entries", "adapted", "in_steps")
 _Value = TypeVar("_Value")
 Table = dict[tuple[int, int], dict[int, _Value]]
 

@@ -79,7 +79,7 @@ def tables_of_hub(name: str) -> dict[str, list[Row]]:
     card = _snapshot(name, repository, revision, ["README.md"]) / "README.md"
     listed = _listed_files(card, name, config) if card.is_file() else {}
     patterns = [pattern for own in listed.values() for pattern in own]
-    patterns = patterns or [f"*{suffix}" for suffix in FILE_SUFFIXES]
+    patterns = patterns or [f"*{suffix}" for suffix in (*FILE_SUFFIXES, ".jsonl.gz", ".json.gz")]
     folder = _snapshot(name, repository, revision, ["README.md", *patterns])
     if listed:
         tables = {}

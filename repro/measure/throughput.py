@@ -136,14 +136,15 @@ def _measure_shape(
     every = arm.run.scale.points
     policy: Policy | None = None
     with arm.fit_or_left_out(*(cell_of(p, batch) for p in points for batch in arm.fitting(p))):
-        policy = _policy(arm.run, shape)
+        made = _policy(arm.run, shape)
+        _count(made, arm.facts)
+        if arm.run.arm.rollout_adapter == "folded":
+            arm.facts.setdefault("folded", {})[shape] = fold(made)
+            release()
+            made = replace(made, training="none")  # there is no adapter to multiply by
+        policy = made
     if policy is None:
         return
-    _count(policy, arm.facts)
-    if arm.run.arm.rollout_adapter == "folded":
-        arm.facts.setdefault("folded", {})[shape] = fold(policy)
-        release()
-        policy = replace(policy, training="none")  # there is no adapter to multiply by
     for point in points:
         numbers = {"step": 1.0 + every.index(point), "steps": float(len(every))}
         context.progress(f"{point.name}: {arm.run.arm.label}", numbers)

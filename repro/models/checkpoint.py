@@ -275,11 +275,11 @@ def write_quantized(
 
 def _origin(source: Path) -> dict[str, str | None]:
     """Return the hub's name and commit of a snapshot; else the file's or the folder's name."""
-    commit = resolved_revision(source)
-    if commit is None:
+    commit, home = resolved_revision(source), source.parent.parent.name
+    if commit is None or not home.startswith("models--"):
         return {"source": made_of(source).get("gguf", {}).get("gguf", source.name)}
-    home = source.parent.parent.name.removeprefix("models--")
-    return {"source": home.replace("--", "/", 1), "revision": commit}
+    name = home.removeprefix("models--").replace("--", "/", 1)
+    return {"source": name, "revision": commit}
 
 
 def _require_convertible(source: Path, weight_format: str) -> None:

@@ -60,7 +60,10 @@ class ArmValues:
         """The IQM's difference from the base and the probability of improvement, at the end."""
         if self.arm.name == self.base:
             return {}
-        claim = next(c for c in self.checked.selection.target.claims if c.metric == _ACCURACY)
+        claims = self.checked.selection.target.claims
+        claim = next((one for one in claims if one.metric == _ACCURACY), None)
+        if claim is None:
+            return {}
         contrast = {self.arm.name: 1.0, self.base: -1.0}
         claim = dataclasses.replace(claim, contrast=contrast, secondary=("iqm", "improvement"))
         blocks = blocks_of(claim, {_ACCURACY: self.checked.evidence.values(_ACCURACY)})
