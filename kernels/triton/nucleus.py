@@ -1,10 +1,10 @@
 """The smallest set of tokens that holds a share of the mass, in Triton, without a sort.
 
-A sort of 150 000 logits a row takes longer than the rest of a decode step. The set is found from
-above instead: it is cut at one logit, the smallest whose greater ones hold less than the share. A
-float32 in order-preserving bits is eleven digits of three bits. A pass over the row finds a digit
-of the cut: the mass above each of its eight values decides. A last pass writes -inf below the cut,
-and over those of its ties that come after the share is held.
+A sort moves 150 000 logits a row, with their places, many times. The set is found from above
+instead: it is cut at one logit, the smallest whose greater ones hold less than the share. A float32
+in order-preserving bits is eleven digits of three bits. A pass over the row finds a digit of the
+cut: the mass above each of its eight values decides. A last pass writes -inf below the cut, and
+over those of its ties that come after the share is held.
 
 `kernels.reference_step.keep_nucleus` is the specification. It sums in float64, the kernel in
 float32, always in the same order, so that a smaller set never weighs more. Where the share falls

@@ -273,8 +273,7 @@ _RATES = Target(
         )
     ),
     headline="take_off_steps",
-    # Steps, as few as take-off needs, and late tests alone: three runs share an H200, where a step
-    # takes them 8 s and a test 2 minutes (38b89bc).
+    # As few steps as take-off needs, and late tests alone.
     scales={Tier.MINI: dataclasses.replace(_rounds("0_5b", 100, (68, 84)), seeds=(0, 1, 2, 3))},
 )  # fmt: skip
 
