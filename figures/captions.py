@@ -10,17 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from repro.evidence.environment import device_of
-from repro.evidence.origins import named_commits
+from repro.evidence.origins import grouped_by, named_commits
 from repro.evidence.record import Record
 from repro.report.numbers import device_title
 
 
 def origin(records: Sequence[Record]) -> str:
     """Return `5 seeds per arm on one NVIDIA H200, commit d42857b`."""
-    counts: dict[tuple[str, str], set[int]] = {}
-    for record in records:
-        counts.setdefault((record.target, record.arm), set()).add(record.seed)
-    numbers = sorted({len(seeds) for seeds in counts.values()})
+    arms = grouped_by(records, lambda record: (record.target, record.arm))
+    numbers = sorted({len({record.seed for record in of}) for of in arms.values()})
     seeds = "1 seed" if numbers == [1] else f"{listed(numbers, ' to ')} seeds"
     devices = sorted({device_title(device_of(record.environment) or "") for record in records})
     commits = " and ".join(named_commits(records, 7))

@@ -6,9 +6,7 @@ stroke at the end, a step without a value a triangle at the foot. What was not m
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +30,7 @@ from repro.evidence.paper import PaperCell, out_of_memory, paper_cells, read_pap
 from repro.judge.check import Checked
 from repro.models.memory_plan import checkpoint_bytes
 from repro.report.systems_rates import absent_because, comparisons
+from repro.report.tidy import as_csv
 from repro.spec.schedule import sigma_of_stage
 from repro.spec.shapes import shape_named
 from repro.spec.tier import Tier
@@ -453,9 +452,5 @@ def _keys(panels: Sequence[Panel], marks: Sequence[Mark]) -> list[Line2D | Patch
 
 def write_csv(marks: Sequence[Mark], path: Path) -> None:
     """Write exactly what is drawn, a row for each mark."""
-    file = io.StringIO()
     fields = [field.name for field in dataclasses.fields(Mark)]
-    writer = csv.DictWriter(file, fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(dataclasses.asdict(mark) for mark in marks)
-    replace_text(path, file.getvalue())
+    replace_text(path, as_csv(map(dataclasses.asdict, marks), fields))

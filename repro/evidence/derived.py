@@ -28,6 +28,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -365,14 +366,14 @@ def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estim
     for ending in ("", "_lenient"):
         hits = tally[f"right{ending}"]
         n = len(hits) - 1
-        votes = None
-        if n <= VOTING_SAMPLES:
-            votes = tally[f"votes{ending}"] if n > 1 else _single_votes(hits)
         means = [(right / n, count) for right, count in enumerate(hits)]
         metrics[f"mean_at_{n}{ending}"] = _share_at(means, f"mean of {n} samples")
         for k in ks:
-            of_k = {"pass": [(pass_at_k(n, right, k), count) for right, count in enumerate(hits)]}
-            if votes is not None:
+            of_k = {"pass": _pass_shares(hits, k)}
+            if n == 1:  # the only vote, which wins if it is right
+                of_k["maj"] = of_k["pass"]
+            elif n <= VOTING_SAMPLES:
+                votes = tally[f"votes{ending}"]
                 of_k["maj"] = [(_majority(one, n, k), one["problems"]) for one in votes]
             for name, shares in of_k.items():
                 how = f"{name}@{k}, unbiased from {n} samples"
@@ -391,8 +392,7 @@ def explored(facts: Facts) -> dict[str, Estimate]:
     if tally and sum(tally["right"]):
         n = len(tally["right"]) - 1
         for k in (k for k in EXPLORED_KS if k <= n):
-            shares = [(pass_at_k(n, right, k), count) for right, count in enumerate(tally["right"])]
-            how = f"pass@{k}, unbiased from {n} samples"
+            shares, how = _pass_shares(tally["right"], k), f"pass@{k}, unbiased from {n} samples"
             metrics[f"pass_at_{k}_explored"] = _share_at(shares, how)
     if observed := facts.get("explored"):
         metrics["entropy_explored"] = Estimate(
@@ -404,13 +404,9 @@ def explored(facts: Facts) -> dict[str, Estimate]:
     return metrics
 
 
-def _single_votes(hits: Sequence[int]) -> list[Mapping[str, Any]]:
-    """Return the votes of one sample per problem, which wins if it is correct."""
-    wrong, right = hits
-    return [
-        {"problems": wrong, "right": [], "wrong": []},
-        {"problems": right, "right": [1], "wrong": []},
-    ]
+def _pass_shares(hits: Sequence[int], k: int) -> list[tuple[float, int]]:
+    """Return pass@k and the number of problems, for each number of correct samples."""
+    return [(pass_at_k(len(hits) - 1, right, k), count) for right, count in enumerate(hits)]
 
 
 def _majority(votes: Mapping[str, Any], n: int, k: int) -> float:
@@ -471,12 +467,4 @@ def mean_of_problems(
     values: Sequence[float], unit: str, method: str = "mean over problems, 95 % t interval"
 ) -> Estimate:
     """Return the mean of one value per problem with its 95 % t interval."""
-    interval = mean_interval(values)
-    return Estimate(
-        value=interval.value,
-        unit=unit,
-        low=interval.low,
-        high=interval.high,
-        n=len(values),
-        method=method,
-    )
+    return Estimate(**asdict(mean_interval(values)), unit=unit, method=method)

@@ -14,13 +14,16 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from repro.evidence.environment import device_of
 from repro.evidence.provenance import digest_of_commit
 from repro.evidence.record import Record
 from repro.spec.config import digest_of
 
+T = TypeVar("T")
+Key = TypeVar("Key", bound=Hashable)
 # Before a target's name: a record's input that is the digest of that target's analysis plan.
 PLAN_INPUT = "plan:"
 # A record's inputs that differ from seed to seed, and are one for all arms of a seed.
@@ -29,13 +32,19 @@ OF_THE_SEED = ("order_of_problems",)
 CHANGED = "changed source"
 
 
+def grouped_by(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
+    """Return items by their `key`, in the order in which they come."""
+    groups: dict[Key, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def commits_of(records: Iterable[Record]) -> dict[str, list[int]]:
     """Return {commit: its seeds, sorted}, in the order of their first seeds."""
-    seeds_by_commit: dict[str, set[int]] = {}
-    for record in records:
-        seeds_by_commit.setdefault(record.commit, set()).add(record.seed)
-    ordered = sorted(seeds_by_commit.items(), key=lambda item: (min(item[1]), item[0]))
-    return {commit: sorted(seeds) for commit, seeds in ordered}
+    ordered = sorted(records, key=lambda record: (record.seed, record.commit))
+    by_commit = grouped_by(ordered, lambda record: record.commit)
+    return {commit: sorted({record.seed for record in of}) for commit, of in by_commit.items()}
 
 
 def seeds_text(seeds: Iterable[int]) -> str:
@@ -52,10 +61,7 @@ def seeds_text(seeds: Iterable[int]) -> str:
 
 def _compared(records: Iterable[Record]) -> list[tuple[int, list[Record]]]:
     """Return (seed, records): arms are paired within a seed."""
-    together: dict[int, list[Record]] = {}
-    for record in records:
-        together.setdefault(record.seed, []).append(record)
-    return sorted(together.items())
+    return sorted(grouped_by(records, lambda record: record.seed).items())
 
 
 def mixed_devices(records: Iterable[Record]) -> str | None:

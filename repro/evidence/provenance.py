@@ -42,7 +42,7 @@ def source_commit() -> tuple[str, bool | None]:
         commit = _git(checkout, "rev-parse", "HEAD")
         status = _git(checkout, "status", "--porcelain", "--untracked-files=normal")
         if commit is not None:
-            return commit, None if status is None else bool(status)
+            return commit.decode().strip(), None if status is None else bool(status)
     return UNKNOWN, None
 
 
@@ -52,18 +52,14 @@ def checkout_folder() -> Path | None:
     return root if (root / ".git").exists() else None
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    """Return what git prints about a checkout; None where it cannot tell."""
+    command = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout if done.returncode == 0 else None
 
 
 def source_at_start() -> dict[str, Any]:
@@ -124,17 +120,12 @@ def source_digest() -> str:
 
 def digest_of_commit(commit: str) -> str | None:
     """Return the same digest of a commit of this checkout; None where git cannot tell."""
+    asked = ("archive", "--format=tar", "--end-of-options", commit, *_FOLDERS)
     checkout = checkout_folder()
-    if checkout is None:
+    packed = None if checkout is None else _git(checkout, *asked)
+    if packed is None:
         return None
-    command = ["git", "-C", str(checkout), "archive", "--format=tar", "--end-of-options", commit]
-    try:
-        done = subprocess.run([*command, *_FOLDERS], capture_output=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode != 0:
-        return None
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         files = [(item.name, archive.extractfile(item)) for item in archive.getmembers()]
         return _digest((name, file.read()) for name, file in files if file is not None)
 

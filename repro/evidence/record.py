@@ -32,12 +32,13 @@ from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from repro.evidence.derived import derive
 from repro.evidence.environment import steady_now
 from repro.evidence.estimate import Estimate as Estimate
 from repro.evidence.provenance import source_at_start, source_states
+from repro.spec.checks import field_types
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.facts import FactNameError, Facts
 from repro.spec.whole_files import stamp_of, write_new
@@ -149,7 +150,7 @@ class Record:
         """Return the record as JSON values, with its seal."""
         # Faster than `asdict`, which copies every number before `_finite` does.
         values = {item.name: _finite(getattr(self, item.name)) for item in dataclasses.fields(self)}
-        return values | {SEAL: seal_of(values)}
+        return values | {SEAL: digest_of(values)}
 
     def write(self, runs: Path) -> Path:
         """Write the record to its path under `runs`, without derived metrics.
@@ -166,7 +167,7 @@ class Record:
         ValueError
             If observations contradict each other, or the record could not be read again.
         """
-        folder = record_folder(self.tier, self.target, self.arm, runs)
+        folder = runs / self.tier / self.target / self.arm
         follow = self.derived() if self.ok else {}
         measured = {name: item for name, item in self.metrics.items() if name not in follow}
         raw = dataclasses.replace(self, metrics=measured)
@@ -243,14 +244,9 @@ def failed_record(
     )
 
 
-def record_folder(tier: str, target: str, arm: str, runs: Path) -> Path:
-    """Return the folder that holds the records of one arm."""
-    return runs / tier / target / arm
-
-
 def record_path(run: RunConfig, runs: Path) -> Path:
     """Return the path of the record that `run` has once it has finished."""
-    return record_folder(run.tier, run.target, run.arm.name, runs) / f"seed-{run.seed}.json"
+    return runs / run.tier / run.target / run.arm.name / f"seed-{run.seed}.json"
 
 
 def run_folder(run: RunConfig, runs: Path) -> Path:
@@ -381,13 +377,13 @@ def parse_record(raw: Any, where: str) -> Record:
         missing, unknown = sorted(needed - raw.keys()), sorted(raw.keys() - needed)
         raise RecordError(f"{where}: fields {missing} are missing, and {unknown} are unknown")
     values = {name: value for name, value in raw.items() if name != SEAL}
-    if seal_of(values) != raw[SEAL]:
+    if digest_of(values) != raw[SEAL]:
         raise RecordError(
             f"{where}: seal is not that of the record's contents; it was damaged or edited by hand"
         )
     if digest_of(values["config"]) != values["digest"]:
         raise RecordError(f"{where}: digest is not that of the record's own config")
-    for name, hint in _hints(Record).items():
+    for name, hint in field_types(Record).items():
         if not _fits(values[name], hint):
             raise RecordError(f"{where}: field {name} is {values[name]!r:.60}; needed is {hint}")
     if not _COMMIT.fullmatch(values["commit"]):
@@ -411,11 +407,6 @@ def parse_record(raw: Any, where: str) -> Record:
         raise RecordError(f"{where}: {error}") from error
 
 
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
 def _fits(value: Any, hint: Any) -> bool:
     """Say whether a JSON value has a field's type."""
     members = get_args(hint)
@@ -429,18 +420,13 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is Facts:
         return isinstance(value, dict)
     if hint is Estimate:
-        hints = _hints(Estimate)
+        hints = field_types(Estimate)
         return (
             isinstance(value, dict)
             and value.keys() == hints.keys()
             and all(_fits(item, hints[name]) for name, item in value.items())
         )
     return hint is Any or isinstance(value, int | float if hint is float else hint)
-
-
-def seal_of(values: Mapping[str, Any]) -> str:
-    """Return the seal of a record's JSON values, the seal itself left out."""
-    return digest_of(values)
 
 
 def iterate_records(runs: Path, tier: str, target: str) -> Iterator[Path]:

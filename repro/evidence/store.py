@@ -168,8 +168,8 @@ class Blessed:
         return entries_of(read_stored(path), path)
 
     def place(self, tier: str, target: str) -> Path:
-        """Return the target's CSV file."""
-        return stored_path(self.expected, tier, target, self.device)
+        """Return the target's CSV file, which may not exist."""
+        return self.expected / FOLDER / tier / (self.device or "") / f"{target}.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +243,6 @@ def blessed_records(
         if device in (None, source.device)
         for entry in source.entries(tier.value, target)
     ]
-
-
-def stored_path(expected: Path, tier: str, target: str, device: str | None) -> Path:
-    """Return the path of the CSV file of a target's blessed records, which may not exist."""
-    return expected / FOLDER / tier / (device or "") / f"{target}.csv"
 
 
 def entries_of(records: Iterable[Record], path: Path) -> list[Entry]:

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Literal
+from typing import Literal, get_args
 
 from repro.evidence.origins import devices_of, mixed_sources, without_seed
 from repro.evidence.record import Record
@@ -46,7 +46,7 @@ Records = Mapping[str, Mapping[int, Record]]
 Samples = Mapping[Pair, float]
 RowVerdict = Literal["regressed", "changed", "unclear", "improved", "unchanged"]
 
-VERDICTS: tuple[RowVerdict, ...] = ("regressed", "changed", "unclear", "improved", "unchanged")
+VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
 # Those that show that a value is not as good as it was, or not the same where none is better.
 WORSE: tuple[RowVerdict, ...] = ("regressed", "changed")
 # Units whose values are compared by their difference, with the threshold in that unit.
@@ -216,7 +216,13 @@ def judged(
     target: Target, tier: Tier, values: Iterable[tuple[str, Metric, Samples, Samples]]
 ) -> tuple[MetricRow, ...]:
     """Return the rows of values, (arm, metric, old, new) each, where both sides have some."""
-    return tuple(_judged([_measured(target, tier, *one) for one in values if one[2] and one[3]]))
+    rows = [_measured(target, tier, *one) for one in values if one[2] and one[3]]
+    tested = [place for place, row in enumerate(rows) if row.p_worse is not None]
+    worse = holm([rows[place].p_worse or 0.0 for place in tested])
+    better = holm([rows[place].p_better or 0.0 for place in tested])
+    for place, p_worse, p_better in zip(tested, worse, better, strict=True):
+        rows[place] = replace(rows[place], p_worse=p_worse, p_better=p_better)
+    return tuple(replace(row, verdict=_verdict(row)) for row in rows)
 
 
 def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterator[str]:
@@ -314,16 +320,6 @@ def _measured(
         p_worse=p_worse,
         p_better=p_better,
     )
-
-
-def _judged(rows: Sequence[MetricRow]) -> list[MetricRow]:
-    tested = [place for place, row in enumerate(rows) if row.p_worse is not None]
-    worse = holm([rows[place].p_worse or 0.0 for place in tested])
-    better = holm([rows[place].p_better or 0.0 for place in tested])
-    judged = list(rows)
-    for place, p_worse, p_better in zip(tested, worse, better, strict=True):
-        judged[place] = replace(rows[place], p_worse=p_worse, p_better=p_better)
-    return [replace(row, verdict=_verdict(row)) for row in judged]
 
 
 def _verdict(row: MetricRow) -> RowVerdict:

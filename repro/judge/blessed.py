@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from repro.evidence.origins import grouped_by
 from repro.evidence.store import blessed_sources
 from repro.evidence.verdicts.verdict import with_discovery_rate
 from repro.judge.check import Checked, check_selection
@@ -74,12 +75,9 @@ def with_study(checks: Sequence[Checked]) -> list[Checked]:
     Holm's correction is over the statements of one target. Over a study, all that is judged at one
     tier on one kind of device, some small p values are luck; the rate says how many to expect.
     """
-    studies: dict[tuple[str, str | None], list[int]] = {}
-    for index, checked in enumerate(checks):
-        place = (checked.selection.tier.value, checked.evidence.device)
-        studies.setdefault(place, []).append(index)
     final = list(checks)
-    for indices in studies.values():
+    places = [(one.selection.tier, one.evidence.device) for one in checks]
+    for indices in grouped_by(range(len(checks)), places.__getitem__).values():
         rated = iter(with_discovery_rate([v for i in indices for v in final[i].verdicts]))
         for i in indices:
             own = [next(rated) for _ in final[i].verdicts]

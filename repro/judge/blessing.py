@@ -20,14 +20,7 @@ from pathlib import Path
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.origins import devices_of, is_clean, mixed_devices, mixed_sources
 from repro.evidence.record import Record
-from repro.evidence.store import (
-    Blessed,
-    Joined,
-    RunsFolder,
-    blessed_sources,
-    stored_path,
-    write_stored,
-)
+from repro.evidence.store import Blessed, Joined, RunsFolder, blessed_sources, write_stored
 from repro.evidence.verdicts.verdict import MINIMUM_SEEDS
 from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import keep_carried_plans, needs_plan
@@ -188,7 +181,7 @@ def bless(
     names = [metric.name for metric in target.metrics_at(tier)]
     read = [name for name in _DIAGNOSTICS if f"train_{name}_mean" in names]
     exact = names if target.timed_repeats else read
-    path = stored_path(expected, tier.value, target.name, device)
+    path = Blessed(expected, tier.value, device).place(tier.value, target.name)
     paths = write_stored(path, names, [compact(record, exact) for record in own])
     if needs_plan(target, tier):
         paths.append(keep_carried_plans(selection, evidence.all_records(), runs, expected))

@@ -219,22 +219,19 @@ def _judged(
     addressed = [
         claim for claim in target.claims if claim.mechanism or not smoke or claim.name in refused
     ]
-    judged = iter(
-        judge(
-            addressed,
-            metrics,
-            {name: evidence.values(name) for name in metrics},
-            absent,
-            evidence.lost(arm.name for arm in target.arms),
-            refused=refused,
-            fewest=SMOKE_SEEDS if smoke else MINIMUM_SEEDS,
-            timed=evidence.timed,
-        )
+    judged = judge(
+        addressed,
+        metrics,
+        {name: evidence.values(name) for name in metrics},
+        absent,
+        evidence.lost(arm.name for arm in target.arms),
+        refused=refused,
+        fewest=SMOKE_SEEDS if smoke else MINIMUM_SEEDS,
+        timed=evidence.timed,
     )
+    known = {verdict.name: verdict for verdict in judged}
     return [
-        next(judged)
-        if claim in addressed
-        else undecided(claim, metrics[claim.metric], "not addressed", sentence)
+        known.get(claim.name) or undecided(claim, metrics[claim.metric], "not addressed", sentence)
         for claim in target.claims
     ]
 

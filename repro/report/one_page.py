@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repro.evidence.origins import named_commits
+from repro.evidence.origins import grouped_by, named_commits
 from repro.evidence.paper import read_paper
 from repro.evidence.printable import one_line, without_controls
 from repro.judge.bundle import COMMIT, Judged, judge_folder, untrusted
@@ -25,7 +25,7 @@ from repro.judge.check import Checked
 from repro.report.numbers import device_title, environment_lines
 from repro.report.readme import answer_lines, answers
 from repro.report.tables import by_device, plain, table
-from repro.report.tidy import Row, grouped_by, statements, templates, values
+from repro.report.tidy import Row, statements, templates, values
 from repro.report.verdict_words import CLAIM_WORDS, Kind, counted, of_kind
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier

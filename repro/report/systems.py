@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
+from repro.evidence.origins import grouped_by
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, device_title, span
-from repro.report.systems_rates import RANK, against, comparisons, printed_speedups, ratio_span
+from repro.report.systems_rates import RANK, RATE, comparisons, printed_speedups, ratio_span
 from repro.report.tables import NOTHING, by_device, table
 from repro.report.verdict_words import CLAIMS, Kind, all_bars, counted, kind_of, notes_on, of_kind
 from repro.spec.config import OperationScale
@@ -126,7 +127,8 @@ def _ratios_of(items: Sequence[Checked], expected: Path) -> dict[str, tuple[str,
             return {"bf16_lora_folded": ("", span(v.effect for v in stated), claims)}
         return {"bf16_lora": (paper, measured, claims)} if measured else {}
     cells = {}
-    for slow, pairs in against(compared).items():
+    # Without ranks in the arm's name.
+    for slow, pairs in grouped_by(compared, lambda pair: RANK.sub("", pair.slow)).items():
         verdicts = [pair.verdict for pair in pairs if pair.verdict is not None]
         claims = _counted_once([one for one in verdicts if kind_of(one) is not Kind.BAR])
         paper = span(pair.paper for pair in pairs)
@@ -146,9 +148,10 @@ def _rates(checks: Sequence[Checked]) -> list[str]:
     rates: dict[tuple[str, str, str], str] = {}
     for checked in checks:
         for metric in checked.selection.target.metrics:
-            match = re.fullmatch(r"tokens_per_second_(\d+)b_(\d+)", metric.name)
-            for arm, values in checked.evidence.values(metric.name).items() if match else ():
-                metrics[metric.name] = (int(match[1]), int(match[2])) if match else (0, 0)
+            if not (match := RATE.fullmatch(metric.name)):
+                continue
+            for arm, values in checked.evidence.values(metric.name).items():
+                metrics[metric.name] = int(match[1].rstrip("b")), int(match[2])
                 mean = fmean(values.values())
                 # A table of the paper's comes before the target of larger batches.
                 rates.setdefault((metric.name, checked.evidence.device, arm), f"{mean:,.0f}")

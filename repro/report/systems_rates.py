@@ -17,7 +17,7 @@ from repro.report.numbers import span
 from repro.spec.target import Target
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 
-_RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
+RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
 _CELL = re.compile(r"(\d+B) (batch|rank) (\d+)")
 RANK = re.compile(r"_r(\d+)(?=_|$)")
 
@@ -58,7 +58,7 @@ def comparisons(checked: Checked, expected: Path) -> list[RatePair]:
     target = checked.selection.target
     printed = printed_rates(target, expected)
     verdicts = {item.name: item for item in checked.verdicts}
-    claims = [claim for claim in target.claims if _RATE.fullmatch(claim.metric)]
+    claims = [claim for claim in target.claims if RATE.fullmatch(claim.metric)]
     pairs = [
         _pair(checked, claim.arms, claim.metric, printed, verdicts[claim.name]) for claim in claims
     ]
@@ -66,7 +66,7 @@ def comparisons(checked: Checked, expected: Path) -> list[RatePair]:
     pairs += [
         _pair(checked, (NVFP4_LORA.name, BF16_LORA.name), metric.name, printed)
         for metric in target.metrics
-        if _RATE.fullmatch(metric.name) and metric.name not in claimed
+        if RATE.fullmatch(metric.name) and metric.name not in claimed
     ]
     measured = [item for item in pairs if item is not None]
     return sorted(measured, key=lambda item: (int(item.model.rstrip("b")), item.place))
@@ -79,7 +79,7 @@ def _pair(
     printed: Mapping[tuple[str, str, int], float],
     verdict: Verdict | None = None,
 ) -> RatePair | None:
-    match, values = _RATE.fullmatch(metric), checked.evidence.values(metric)
+    match, values = RATE.fullmatch(metric), checked.evidence.values(metric)
     absent = [arm for arm in arms if not values.get(arm)]
     reasons = [absent_because(checked, arm, metric) for arm in absent]
     if match is None or len(absent) == len(arms) or not all(reasons):
@@ -143,11 +143,3 @@ def printed_speedups(paper_file: str, expected: Path) -> Mapping[tuple[str, str,
 def ratio_span(pairs: Sequence[RatePair]) -> str:
     """Return the span of the measured ratios, as `span` does."""
     return span(item.ratio.value for item in pairs if item.ratio is not None)
-
-
-def against(pairs: Sequence[RatePair]) -> dict[str, list[RatePair]]:
-    """Return the comparisons by the slower arm, without ranks in its name."""
-    groups: dict[str, list[RatePair]] = {}
-    for item in pairs:
-        groups.setdefault(RANK.sub("", item.slow), []).append(item)
-    return groups

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from repro.evidence.origins import grouped_by
 from repro.evidence.paper import paper_cells
 from repro.evidence.printable import without_controls
 from repro.judge.check import Checked
@@ -42,11 +43,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def by_device(checks: Iterable[Checked]) -> dict[str, list[Checked]]:
     """Return the checks that have records, by their device."""
-    devices: dict[str, list[Checked]] = {}
-    for checked in checks:
-        if checked.evidence.count:
-            devices.setdefault(checked.evidence.device, []).append(checked)
-    return devices
+    recorded = (checked for checked in checks if checked.evidence.count)
+    return grouped_by(recorded, lambda checked: checked.evidence.device)
 
 
 def paper_columns(target: Target, expected: Path) -> dict[str, dict[str, str]]:

@@ -10,7 +10,7 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -247,7 +247,8 @@ def values(checks: Sequence[Checked]) -> list[dict[str, Any]]:
     return rows
 
 
-def _as_csv(rows: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
+def as_csv(rows: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
+    """Return the text of a CSV file with these columns."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fields, lineterminator="\n")
     writer.writeheader()
@@ -258,12 +259,12 @@ def _as_csv(rows: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
 def write_table(checks: Sequence[Checked], expected: Path, name: str) -> None:
     """Write the statements to FILE.csv, the values to FILE.values.csv; `-` prints the former."""
     rows = map(dataclasses.asdict, statements(checks, expected))
-    first = _as_csv(rows, [field.name for field in dataclasses.fields(Row)])
+    first = as_csv(rows, [field.name for field in dataclasses.fields(Row)])
     if name == "-":
         print(first, end="")  # noqa: T201
         return
     path = Path(name)
-    both = {path: first, path.with_suffix(".values.csv"): _as_csv(values(checks), _VALUE)}
+    both = {path: first, path.with_suffix(".values.csv"): as_csv(values(checks), _VALUE)}
     replace_files({file: text.encode() for file, text in both.items()})
     print(f"wrote {path}")  # noqa: T201
 
@@ -287,11 +288,3 @@ def rendered(template: str, **given: Any) -> list[str]:
     """Return the lines of a Markdown template filled with the given values."""
     text = templates().get_template(template).render(**given)
     return text.strip("\n").split("\n")
-
-
-def grouped_by(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
-    """Return rows by their `key`, in the order in which they come."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from repro.evidence.origins import grouped_by
 from repro.evidence.verdicts.expectation import Expectation, load_bars
 from repro.evidence.verdicts.verdict import EXPLORATORY, OWN_BAR, SHOWN, Status, Verdict
 from repro.judge.as_before import Comparison, MetricRow
@@ -171,22 +172,17 @@ def notes_on(verdicts: Sequence[Verdict], but: str = "") -> str:
     """
     notes = ", ".join(
         mark if count == len(verdicts) else f"{count} {mark}"
-        for mark, count in _count_marks(verdicts).items()
+        for mark, count in marks_of(verdicts).items()
         if mark != but
     )
     return f" ({notes})" if notes else ""
 
 
-def _count_marks(verdicts: Iterable[Verdict]) -> Counter[str]:
-    """Return how many verdicts have each mark, by chance last."""
+def marks_of(verdicts: Iterable[Verdict]) -> Counter[str]:
+    """Return how many verdicts have each mark that must follow their word, by chance last."""
     every = list(verdicts)
     marks = Counter(mark for verdict in every for mark in verdict.marks)
     return marks + Counter({BY_CHANCE: sum(map(_is_by_chance, every))})
-
-
-def marks_of(verdicts: Iterable[Verdict]) -> list[str]:
-    """Return the marks that must follow a word for several verdicts."""
-    return [*_count_marks(verdicts)]
 
 
 def of_kind(checked: Checked, *kinds: Kind) -> list[Verdict]:
@@ -253,10 +249,9 @@ def count_rows(checks: Iterable[Checked], expected: Path) -> list[str]:
     """Return a table of how many verdicts of each kind there are, a column per tier and device."""
     recorded = [checked for checked in checks if checked.evidence.count]
     names = device_heads(dict.fromkeys(checked.evidence.device for checked in recorded))
-    places: dict[str, list[Checked]] = {}
-    for checked in recorded:
-        place = f"{checked.selection.tier.value}, {names[checked.evidence.device]}"
-        places.setdefault(place, []).append(checked)
+    places = grouped_by(
+        recorded, lambda one: f"{one.selection.tier.value}, {names[one.evidence.device]}"
+    )
     counts = [counts_of(of_place, expected) for of_place in places.values()]
     rows = [[kind.value, *(of[kind.value] for of in counts)] for kind in Kind]
     return table(["", *places], rows) if counts else NOTHING
@@ -281,31 +276,17 @@ def as_before_lines(compared: Comparison | None) -> list[str]:
 
 def row_text(row: MetricRow) -> str:
     """Return a row as a sentence."""
+    unit = "%" if row.relative else "points" if row.unit == "percent" else row.unit
+    old, new = (quantity(sum(of) / len(of), row.unit) for of in (row.old, row.new))
+
+    def text(change: float) -> str:
+        return f"{100 * change:+.1f}" if row.relative else f"{change:+.3g}"
+
+    interval = "too few values for an interval"
+    if row.low is not None and row.high is not None:
+        interval = f"95 % interval {text(row.low)} to {text(row.high)}"
     return (
-        f"{row.verdict}: {row.target} {row.arm} {row.metric} {_mean(row.old, row)} -> "
-        f"{_mean(row.new, row)}, {_change(row.change, row)} {_change_unit(row)} "
-        f"({_because(row)})"
+        f"{row.verdict}: {row.target} {row.arm} {row.metric} {old} -> {new}, {text(row.change)} "
+        f"{unit} ({row.better} is better; {interval}, n = {len(row.old)} and {len(row.new)}; "
+        f"threshold {text(row.threshold).lstrip('+')} {unit})"
     )
-
-
-def _mean(values: Sequence[float], row: MetricRow) -> str:
-    return quantity(sum(values) / len(values), row.unit)
-
-
-def _because(row: MetricRow) -> str:
-    threshold = f"threshold {_change(row.threshold, row).lstrip('+')} {_change_unit(row)}"
-    n = f"n = {len(row.old)} and {len(row.new)}"
-    if row.low is None or row.high is None:
-        return f"{row.better} is better; too few values for an interval, {n}; {threshold}"
-    interval = f"95 % interval {_change(row.low, row)} to {_change(row.high, row)}"
-    return f"{row.better} is better; {interval}, {n}; {threshold}"
-
-
-def _change(value: float, row: MetricRow) -> str:
-    return f"{100 * value:+.1f}" if row.relative else f"{value:+.3g}"
-
-
-def _change_unit(row: MetricRow) -> str:
-    if row.relative:
-        return "%"
-    return "points" if row.unit == "percent" else row.unit

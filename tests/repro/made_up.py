@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from repro.evidence.record import SEAL, Estimate, Record, record_of, seal_of
+from repro.evidence.record import SEAL, Estimate, Record, record_of
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.config import RunConfig, TrainScale, derive_seed, digest_of
 from repro.spec.schedule import learning_rate_of_run, sigma_of_stage, stage_of_step
@@ -123,7 +123,7 @@ def resealed(path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     """Edit a record's file and seal it anew, as another hand could; return its path."""
     values = json.loads(path.read_text())
     edit(values)
-    values[SEAL] = seal_of({name: value for name, value in values.items() if name != SEAL})
+    values[SEAL] = digest_of({name: value for name, value in values.items() if name != SEAL})
     path.write_text(json.dumps(values))
     return path
 

@@ -35,13 +35,13 @@ observations that old records never had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 from repro.evidence.receipts import added_noise, device, grading, plausible, training, weights
 from repro.evidence.record import Record
 from repro.spec.config import RunConfig
 
-Check = Callable[[Record], Iterable[str]]
+Check = Callable[[Record], Iterator[str]]
 
 _OF_POLICIES: tuple[Check, ...] = (
     weights.weights,

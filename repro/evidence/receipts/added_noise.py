@@ -62,9 +62,8 @@ def _strength(record: Record, form: str, *, inert: bool) -> Iterator[str]:
                 return
 
 
-def at_start(record: Record) -> list[str]:
-    """Return why noise of an arm that is measured before training was not there."""
+def at_start(record: Record) -> Iterator[str]:
+    """Yield why noise of an arm that is measured before training was not there."""
     done = record.facts.get("noise_at_start") or {}
     if record.config["arm"]["noise"] and not done.get("channels_changed"):
-        return ["the added noise touched nothing (facts.noise_at_start)"]
-    return []
+        yield "the added noise touched nothing (facts.noise_at_start)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from repro.evidence.record import Record
@@ -20,21 +20,20 @@ SPOILING = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdo
 TIMING_METHODS = ("device_events", "synchronized_clock")
 
 
-def timed(record: Record) -> list[str]:
-    """Return why what was timed cannot be true."""
-    faults = _timing(record.facts["timing"]) if "timing" in record.facts else []
+def timed(record: Record) -> Iterator[str]:
+    """Yield why what was timed cannot be true."""
+    if "timing" in record.facts:
+        yield from _timing(record.facts["timing"])
     retried = {name: n for name, n in record.facts.get("timed_retries", {}).items() if n}
     if retried:
-        faults.append(f"the allocator had to retry under the clock: {retried}; needs none")
-    return faults
+        yield f"the allocator had to retry under the clock: {retried}; needs none"
 
 
-def own_device(record: Record) -> list[str]:
-    """Return why a measurement had not the device to itself, as far as the record says."""
-    if "device" not in record.facts:
-        return []
-    device = record.facts["device"]
-    return _device(device) + _slowed(device, record.facts.get("timed_slowed"))
+def own_device(record: Record) -> Iterator[str]:
+    """Yield why a measurement had not the device to itself, as far as the record says."""
+    if "device" in record.facts:
+        yield from _device(record.facts["device"])
+        yield from _slowed(record.facts["device"], record.facts.get("timed_slowed"))
 
 
 def slowed_shares(
@@ -61,51 +60,50 @@ def slowed_shares(
     }
 
 
-def _timing(timing: Mapping[str, Any]) -> list[str]:
+def _timing(timing: Mapping[str, Any]) -> Iterator[str]:
     method = timing.get("method")
     if method not in TIMING_METHODS:
-        return [f"timed by {method!r}; needs one of {', '.join(TIMING_METHODS)}"]
+        yield f"timed by {method!r}; needs one of {', '.join(TIMING_METHODS)}"
+        return
     seconds = timing.get("seconds")
     if not seconds or seconds <= 0:
-        return [f"timing.seconds is {seconds}"]
-    faults = []
+        yield f"timing.seconds is {seconds}"
+        return
     for amount, most in MOST_OF_RATE.items():
         limit = f"{amount}_per_second"
         if timing.get(amount) and not timing.get(limit):
-            faults.append(f"timing.{limit} is missing: the device's own rate is not shown")
+            yield f"timing.{limit} is missing: the device's own rate is not shown"
         elif timing.get(amount) and timing[amount] / seconds > most * timing[limit]:
             rate = timing[amount] / seconds
-            faults.append(
+            yield (
                 f"{rate:.3g} {amount} per second is more than the device can do "
                 f"({timing[limit]:.3g}); the timer did not wait for the work"
             )
-    return faults
 
 
-def _device(device: Mapping[str, Any]) -> list[str]:
-    """Return why a measurement had not the device to itself, or not at its usual clocks."""
+def _device(device: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a measurement had not the device to itself, or not at its usual clocks."""
     before, after = device["before"], device["after"]
     memory = before["memory"]
     if "failed" in memory:
-        return [f"facts.device: the free memory before is not known ({memory['failed']})"]
-    faults = []
+        yield f"facts.device: the free memory before is not known ({memory['failed']})"
+        return
     busy = memory["total_bytes"] - memory["free_bytes"]
     if busy > BUSY_BYTES_MOST:
-        faults.append(
+        yield (
             f"{busy / GIB:.1f} of {memory['total_bytes'] / GIB:.1f} GiB of the device were in use "
             f"before the measurement; at most {BUSY_BYTES_MOST / GIB:.0f} may be"
         )
     for when, state in (("before", before), ("after", after)):
         others = state["processes"].get("others")
         if others:
-            faults.append(f"{when} the measurement other processes were on the device: {others}")
+            yield f"{when} the measurement other processes were on the device: {others}"
         # The driver also reports a slowdown by hardware while an idle card raises its clocks: what
         # is seen before counts by its cause alone.
         names = SPOILING if state is before else ("hw_slowdown", *SPOILING)
         active = [name for name in names if state["card"].get(name) == "Active"]
         if active:
-            faults.append(f"{when} the measurement the clocks were lowered: {', '.join(active)}")
-    return faults
+            yield f"{when} the measurement the clocks were lowered: {', '.join(active)}"
 
 
 def _slowed(device: Mapping[str, Any], timed: Mapping[str, float] | None) -> list[str]:

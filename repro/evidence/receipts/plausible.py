@@ -7,7 +7,6 @@ tallies and series still give must be what it says.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
@@ -165,11 +164,7 @@ def _unlike(
     if values is None or len(values) != len(planned):
         yield f"series.{name} has {len(values or ())} values; the run has {len(planned)} steps"
         return
-    pairs = enumerate(zip(values, planned, strict=True))
-    unlike = (
-        (step, value, goal)
-        for step, (value, goal) in pairs
-        if value is None or abs(value - goal) > _DIGITS * abs(goal)
-    )
-    for step, value, goal in itertools.islice(unlike, 1):
-        yield f"step {step}: {name} was {value}; the schedule has {goal:.6g}"
+    for step, (value, goal) in enumerate(zip(values, planned, strict=True)):
+        if value is None or abs(value - goal) > _DIGITS * abs(goal):
+            yield f"step {step}: {name} was {value}; the schedule has {goal:.6g}"
+            return

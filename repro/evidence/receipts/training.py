@@ -12,24 +12,22 @@ ADVANTAGE_MEAN_MOST = 1e-3
 WITHOUT_REWARD_MOST = 0.01
 
 
-def training(record: Record) -> list[str]:
-    """Return why nothing could be trained, nothing was, or not for as long as the scale says."""
+def training(record: Record) -> Iterator[str]:
+    """Yield why nothing could be trained, nothing was, or not for as long as the scale says."""
     arm = record.config["arm"]
-    faults = []
     adapters = record.facts.get("adapter_modules")
     if arm["training"] == "lora" and not adapters:
-        faults.append(f"no adapter was attached (facts.adapter_modules is {adapters})")
+        yield f"no adapter was attached (facts.adapter_modules is {adapters})"
     if arm["training"] == "full" and adapters:
-        faults.append(f"a fully trained arm carries {adapters} adapter modules")
+        yield f"a fully trained arm carries {adapters} adapter modules"
     if not record.facts.get("parameters_trainable"):
-        faults.append("facts.parameters_trainable is 0 or missing: nothing could be trained")
+        yield "facts.parameters_trainable is 0 or missing: nothing could be trained"
     change = record.facts.get("trained_change_l2")
     if not change or change < 0:
-        faults.append(f"facts.trained_change_l2 is {change}: training changed no parameter")
+        yield f"facts.trained_change_l2 is {change}: training changed no parameter"
     steps, needed = record.facts.get("optimizer_steps"), _steps_needed(record)
     if steps != needed:
-        faults.append(f"{steps} optimiser steps were made; the scale has {needed}")
-    return faults
+        yield f"{steps} optimiser steps were made; the scale has {needed}"
 
 
 def _steps_needed(record: Record) -> int:
@@ -42,25 +40,23 @@ def _steps_needed(record: Record) -> int:
     return next((int(at or 0) for at, accuracy in tests if (accuracy or 0.0) >= until), steps)
 
 
-def advantages(record: Record) -> list[str]:
-    """Return why advantages were not centred within their groups."""
+def advantages(record: Record) -> Iterator[str]:
+    """Yield why advantages were not centred within their groups."""
     offset = record.facts.get("advantage_group_mean_max")
     if offset is None or not 0 <= offset <= ADVANTAGE_MEAN_MOST:
-        return [
+        yield (
             "advantages were not centred within their groups (facts.advantage_group_mean_max is "
             f"{offset}; at most {ADVANTAGE_MEAN_MOST})"
-        ]
-    return []
+        )
 
 
-def rewards(record: Record) -> list[str]:
-    """Return why there was nothing to learn from the rewards."""
+def rewards(record: Record) -> Iterator[str]:
+    """Yield why there was nothing to learn from the rewards."""
     equal = record.series.get("zero_variance_groups")
     if not equal:
-        return ["series zero_variance_groups is missing: nothing shows that rewards differed"]
-    if all(value is not None and value >= 1 for value in equal):
-        return ["all rewards of every group were equal in every step: there was nothing to learn"]
-    return []
+        yield "series zero_variance_groups is missing: nothing shows that rewards differed"
+    elif all(value is not None and value >= 1 for value in equal):
+        yield "all rewards of every group were equal in every step: there was nothing to learn"
 
 
 def rows(record: Record) -> Iterator[str]:

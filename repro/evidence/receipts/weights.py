@@ -15,26 +15,25 @@ WEIGHT_ERROR = (0.02, 0.4)
 PROJECTIONS = 7
 
 
-def weights(record: Record) -> list[str]:
-    """Return why the projections were not of the arm's format."""
+def weights(record: Record) -> Iterator[str]:
+    """Yield why the projections were not of the arm's format."""
     weight_format = record.config["arm"]["weight_format"]
     linears = record.facts.get("linears")
     if not isinstance(linears, Mapping) or not linears:
-        return ["facts.linears is missing: nothing shows which format the projections had"]
+        yield "facts.linears is missing: nothing shows which format the projections had"
+        return
     others = {name: count for name, count in linears.items() if name != weight_format and count}
-    faults = []
     if not linears.get(weight_format):
-        faults.append(f"no projection was {weight_format}; found {dict(linears)}")
+        yield f"no projection was {weight_format}; found {dict(linears)}"
     elif others:
-        faults.append(f"some projections were not {weight_format}: {others}")
+        yield f"some projections were not {weight_format}: {others}"
     error = record.facts.get("relative_weight_error_mean")
     low, high = WEIGHT_ERROR
     if weight_format != "bf16" and error is not None and not low <= error <= high:
-        faults.append(
+        yield (
             f"weights called {weight_format} differ from the originals by {error:.3g} of their "
             f"size; a 4-bit format gives {low} to {high}"
         )
-    return faults
 
 
 def rounding(record: Record) -> Iterator[str]:

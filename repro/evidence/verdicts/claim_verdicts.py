@@ -128,7 +128,7 @@ def _test(
     for arm in claim.arms:
         if arm in absent:
             return replace(verdict, sentence=absent[arm])
-    blocks = blocks_of(claim, {**values, claim.metric: by_arm})
+    blocks = blocks_of(claim, values)
     if not blocks:
         sentence = f"no {pair} has {claim.metric} for {', '.join(claim.arms)}"
         return replace(verdict, sentence=sentence)
@@ -136,7 +136,7 @@ def _test(
     mean = st.mean(numbers)
     verdict = replace(verdict, n=len(blocks))
     blocked = _blocked(claim, by_arm, lost, pair)
-    sizes = sizes_of(claim, metrics, by_arm, values)
+    sizes = sizes_of(claim, metrics, values)
     reason, beside = not_testable(claim, metrics, by_arm, sizes), sizes
     status: Status = "not testable"
     if not reason and len(blocks) >= fewest:

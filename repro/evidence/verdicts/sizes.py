@@ -44,22 +44,19 @@ class Sizes:
 
 
 def sizes_of(
-    claim: Claim, metrics: Mapping[str, Metric], compared: Values, values: Mapping[str, Values]
+    claim: Claim, metrics: Mapping[str, Metric], values: Mapping[str, Values]
 ) -> Sizes | None:
     """Return the sizes of a claim here; None where it declares none.
 
     Parameters
     ----------
-    compared
-        {arm: {pair: value}} of the claim's metric.
     values
         {metric: {arm: {pair: value}}}.
     """
     effect = claim.effect
     if effect is None:
         return None
-
-    scale = 1.0 if claim.log else _scale(claim, metrics, compared, values) / claim.steps
+    scale = 1.0 if claim.log else _scale(claim, effect, metrics, values) / claim.steps
 
     def here(size: float) -> float:
         return math.log(size) if claim.log else size * scale
@@ -73,11 +70,9 @@ def sizes_of(
 
 
 def _scale(
-    claim: Claim, metrics: Mapping[str, Metric], compared: Values, values: Mapping[str, Values]
+    claim: Claim, effect: Effect, metrics: Mapping[str, Metric], values: Mapping[str, Values]
 ) -> float:
     """Return the quantity that a share refers to, in the metric's unit."""
-    effect = claim.effect
-    assert effect is not None
     if effect.measure == "units":
         return 1.0
     if effect.measure == "of gain":
@@ -87,7 +82,7 @@ def _scale(
                 f"claim {claim.name}: {claim.baseline} has no {GAIN} to take shares of"
             )
         return fmean(gains.values())
-    mean = fmean(compared[claim.baseline].values())
+    mean = fmean(values[claim.metric][claim.baseline].values())
     return mean if effect.measure == "of baseline" else _room(metrics[claim.metric], mean)
 
 

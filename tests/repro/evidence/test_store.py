@@ -17,7 +17,6 @@ from repro.evidence.store import (
     RunsFolder,
     blessed_sources,
     read_stored,
-    stored_path,
     table_text,
     write_stored,
 )
@@ -42,7 +41,7 @@ def records(made_up_record):
 
 
 def stored(records, expected):
-    path = stored_path(expected, "smoke", "table1", None)
+    path = Blessed(expected, "smoke", None).place("smoke", "table1")
     write_stored(path, METRICS, records)
     return path
 
@@ -162,7 +161,7 @@ def test_the_committed_records_lie_where_they_belong_and_their_tables_are_theirs
 
 def test_the_committed_records_are_of_sources_that_this_checkout_has():
     whole = _git(PACKAGE.parent, "rev-parse", "--is-shallow-repository")
-    if checkout_folder() is None or whole != "false":
+    if checkout_folder() is None or whole != b"false\n":
         pytest.skip("needs a checkout with its whole history")
     named = {
         (record.commit, record.environment.get("source_sha256"))

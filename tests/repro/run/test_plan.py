@@ -9,7 +9,7 @@ import pytest
 
 from repro.__main__ import main
 from repro.evidence.record import Estimate
-from repro.evidence.store import stored_path, write_stored
+from repro.evidence.store import Blessed, write_stored
 from repro.models.checkpoint import TINY_FOLDER
 from repro.run.preflight import unfit
 from repro.spec.arm import RewardFunction
@@ -50,7 +50,8 @@ def test_a_plan_quotes_blessed_records_of_an_arm_or_says_that_it_is_not_timed(
         facts = record.facts | {"repeats_together": 20}
         records.append(dataclasses.replace(record, facts=facts))
     metrics = [metric.name for metric in STUDY.metrics]
-    write_stored(stored_path(expected, "mini", STUDY.name, "nvidia_h200"), metrics, records)
+    stored = Blessed(expected, "mini", "nvidia_h200").place("mini", STUDY.name)
+    write_stored(stored, metrics, records)
     folders = ["--tier", "mini", "--expected", str(expected), "--runs", str(tmp_path / "new")]
     said = arm_lines(capsys, "study", *folders)
     assert said["bf16"].endswith(" s for 20 at once")
