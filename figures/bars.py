@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 
 from figures import captions
 from figures.style import frame, looks_of, new_figure, tidy
+from repro.evidence.origins import grouped_by
 from repro.judge.check import Checked
 from repro.report.verdict_words import stated_bars
 
@@ -77,9 +78,8 @@ def memory_rows(checks: Sequence[Checked], expected: Path) -> list[MemoryRow]:
                     most=most and most / _GB,
                 )
                 rows.append(row)
-    peak = {row.point: 0.0 for row in rows}
-    for row in rows:
-        peak[row.point] = max(peak[row.point], row.measured)
+    by_point = grouped_by(rows, lambda row: row.point).items()
+    peak = {point: max(row.measured for row in of) for point, of in by_point}
     return sorted(
         rows, key=lambda row: (-row.size, -peak[row.point], row.point, arms.index(row.arm))
     )

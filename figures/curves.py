@@ -8,9 +8,8 @@ times 16-bit LoRA's they are, with the intervals of verdicts.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 from math import ceil
 from pathlib import Path
@@ -26,7 +25,8 @@ from figures import captions
 from figures.style import GREY, Style, frame, ink, looks_of, new_figure, styles, tidy
 from repro.evidence.estimate import Interval, mean_interval
 from repro.judge.check import Checked
-from repro.report.systems_rates import comparisons, printed_rates
+from repro.report.doses import BASE
+from repro.report.systems_rates import RATE, comparisons, printed_rates
 
 WINDOW = 5
 # Arms of one format share its colour, so each has a marker and a dash of its own.
@@ -37,35 +37,23 @@ _STEPS = 50
 _MEAN: dict[str, Any] = {
     "linewidth": 1.8, "path_effects": [withStroke(linewidth=3.0, foreground="white")],
 }  # fmt: skip
-_RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
-_BASE = "bf16_lora"
 # What stands behind a number, so that no line strikes it through.
 BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A mean at a place of the horizontal axis.
-
-    Attributes
-    ----------
-    low, high
-        Its 95 % interval, None of one value.
-    paper
-        The paper's value, None where it has none.
-    """
+    """A mean at a place of the horizontal axis; the paper's value, None where it has none."""
 
     place: float
-    mean: float
-    low: float | None
-    high: float | None
+    mean: Interval
     paper: float | None = None
 
     @property
     def ends(self) -> tuple[float, float]:
         """The interval's ends; the mean itself where there is none."""
-        low = self.mean if self.low is None else self.low
-        return low, self.mean if self.high is None else self.high
+        low, high = (self.mean.value if x is None else x for x in (self.mean.low, self.mean.high))
+        return low, high
 
 
 def training_points(checked: Checked, series: str, window: int = WINDOW) -> dict[str, list[Point]]:
@@ -78,14 +66,10 @@ def training_points(checked: Checked, series: str, window: int = WINDOW) -> dict
             known = [values[step] for values in seeds if step < len(values)]
             measured = [value for value in known if value is not None]
             if measured:
-                points.append(_point(step + 1, mean_interval(measured)))
+                points.append(Point(place=step + 1, mean=mean_interval(measured)))
         if points:
             curves[arm] = points
     return curves
-
-
-def _point(place: float, interval: Interval) -> Point:
-    return Point(place=place, mean=interval.value, low=interval.low, high=interval.high)
 
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
@@ -108,9 +92,9 @@ def training(checked: Checked, series: str, title: str, ylabel: str) -> Figure |
     arms = [arm.name for arm in target.arms if arm.name in curves]
     if not arms:
         return None
-    base = _BASE if _BASE in arms else arms[0]
+    base = BASE if BASE in arms else arms[0]
     looks, compared = styles(target.arms), [claim.contrast.keys() for claim in target.claims]
-    means = {arm: [(point.place, point.mean) for point in curves[arm]] for arm in arms}
+    means = {arm: [(point.place, point.mean.value) for point in curves[arm]] for arm in arms}
     rows, columns = ceil(len(arms) / 2), min(2, len(arms))
     figure = new_figure(6.0, max(3.6, 1.1 + 1.5 * rows))
     grid = [*figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat]
@@ -163,7 +147,7 @@ def tested(checked: Checked, title: str) -> Figure | None:
         if len(runs) > 2:
             low, high = zip(*(point.ends for point in means), strict=True)
             axes.fill_between(places, low, high, color=look.colour, alpha=0.15, linewidth=0)
-        heights = [point.mean for point in means]
+        heights = [point.mean.value for point in means]
         label = f"{look.label}: {len(runs)} seeds"
         shown = {"marker": marker, "linestyle": dashes, "label": label} | _MEAN
         lines += axes.plot(places, heights, color=look.colour, **shown)
@@ -188,7 +172,10 @@ def heldout_points(
                 runs.append([*zip(map(float, places), [*heights, end], strict=True)])
         if runs:
             at = zip(*runs, strict=True)
-            means = [_point(points[0][0], mean_interval([y for _, y in points])) for points in at]
+            means = [
+                Point(place=points[0][0], mean=mean_interval([y for _, y in points]))
+                for points in at
+            ]
             found[arm] = means, runs
     return found
 
@@ -218,11 +205,12 @@ def rates(checks: Sequence[Checked], expected: Path) -> Rates:
     for checked in checks:
         printed = printed_rates(checked.selection.target, expected)
         for metric in checked.selection.target.metrics:
-            if not (match := _RATE.fullmatch(metric.name)):
+            if not (match := RATE.fullmatch(metric.name)):
                 continue
             for arm, values in checked.evidence.values(metric.name).items():
-                point = _point(int(match[2]), mean_interval([*values.values()]))
-                point = replace(point, paper=printed.get((match[1], arm, int(match[2]))))
+                place, mean = int(match[2]), mean_interval([*values.values()])
+                paper = printed.get((match[1], arm, place))
+                point = Point(place=place, mean=mean, paper=paper)
                 found.setdefault((match[1], arm), []).append(point)
     ordered = sorted(found, key=lambda key: int(key[0].rstrip("b")))
     return {key: sorted(found[key], key=lambda point: point.place) for key in ordered}
@@ -233,8 +221,8 @@ def gains(checks: Sequence[Checked], expected: Path) -> Rates:
     found: dict[tuple[str, str], dict[int, Point]] = {}
     for checked in checks:
         for item in comparisons(checked, expected):
-            if item.slow == _BASE and item.ratio is not None:
-                point = replace(_point(item.place, item.ratio), paper=item.paper)
+            if item.slow == BASE and item.ratio is not None:
+                point = Point(place=item.place, mean=item.ratio, paper=item.paper)
                 found.setdefault((item.model, item.fast), {})[item.place] = point
     return {key: [points[place] for place in sorted(points)] for key, points in found.items()}
 
@@ -251,14 +239,15 @@ def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
             gained = ratios.get((model, arm), ())
             _draw_rates(below, gained, style)
             for point in gained:
-                below.annotate(f"{point.mean:.2f}", (point.place, point.mean), xytext=(0, 6),
+                ratio = point.mean.value
+                below.annotate(f"{ratio:.2f}", (point.place, ratio), xytext=(0, 6),
                                ha="center", textcoords="offset points", fontsize=8,
                                color=ink(style.colour), bbox=BEHIND)  # fmt: skip
         above.set_yscale("log")
         above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         above.yaxis.set_major_formatter("{x:,.0f}")
         above.minorticks_off()
-        below.axhline(1.0, color=looks[_BASE].colour, linewidth=1.2)
+        below.axhline(1.0, color=looks[BASE].colour, linewidth=1.2)
         below.set_ylim(0, 1.12 * max(p.ends[1] for of in ratios.values() for p in of))
         tidy(above)
         tidy(below)
@@ -286,9 +275,10 @@ def _draw_rates(axes: Axes, points: Sequence[Point], style: Style) -> None:
         if point.paper is not None:
             axes.plot(point.place, point.paper, "o", color=style.colour, markerfacecolor="none",
                       markersize=7)  # fmt: skip
-    spread = [(p.mean - p.ends[0], p.ends[1] - p.mean) for p in points]
+    means = [point.mean.value for point in points]
+    spread = [(of - p.ends[0], p.ends[1] - of) for p, of in zip(points, means, strict=True)]
     if points:
-        axes.errorbar([p.place for p in points], [p.mean for p in points],
+        axes.errorbar([p.place for p in points], means,
                       yerr=[*zip(*spread, strict=True)], color=style.colour, linestyle=style.line,
                       marker="o", markersize=4, capsize=2)  # fmt: skip
 

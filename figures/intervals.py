@@ -12,10 +12,7 @@ from matplotlib.lines import Line2D
 
 from figures.style import GREY, frame, name_ends, new_figure, styles, tidy
 from repro.judge.check import Checked
-from repro.report.doses import doses, paper_rises
-
-_BASE = "bf16_lora"
-_ENTROPY, _ACCURACY = "entropy_finished", "accuracy_lenient"
+from repro.report.doses import ACCURACY, BASE, ENTROPY, doses, paper_rises
 
 
 def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
@@ -25,7 +22,7 @@ def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
     5 at step 0. On the right accuracy against entropy: BF16 at several temperatures is a line, and
     what lies below it is lost to rounding beyond exploring.
     """
-    entropy, found = checked.evidence.values(_ENTROPY), doses(checked)
+    entropy, found = checked.evidence.values(ENTROPY), doses(checked)
     if not found:
         return None
     looks, paper = styles(checked.selection.target.arms), paper_rises(expected)
@@ -36,7 +33,7 @@ def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
     figure = new_figure(11.5, max(3.9, 0.3 + height))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     for place, arm in enumerate(arms):
-        rise, own, base = found[arm].rise, entropy[arm], entropy[_BASE]
+        rise, own, base = found[arm].rise, entropy[arm], entropy[BASE]
         draws, colour = [own[draw] - base[draw] for draw in own if draw in base], looks[arm].colour
         if rise.low is not None and rise.high is not None:
             left.plot([rise.low, rise.high], [place, place], color=colour, linewidth=2)
@@ -55,21 +52,21 @@ def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
         Line2D([], [], color=GREY, marker="|", linestyle="", label="a draw of the rounding"),
         Line2D([], [], color="#000000", marker="D", linestyle="", label="the paper, 7B, step 0"),
     ]
-    note = f"{len(entropy[_BASE])} orders of channels, each another draw of every rounding; entropy"
+    note = f"{len(entropy[BASE])} orders of channels, each another draw of every rounding; entropy"
     frame(figure, title, f"{note} of own finished completions, before any training", keys)
     return figure
 
 
 def _costs(axes: Axes, checked: Checked, entropy: Mapping[str, Mapping[object, float]]) -> None:
     arms = {arm.name: arm for arm in checked.selection.target.arms}
-    looks, accuracy = styles(arms.values()), checked.evidence.values(_ACCURACY)
+    looks, accuracy = styles(arms.values()), checked.evidence.values(ACCURACY)
     points = {
         arm: (fmean(entropy[arm].values()), fmean(accuracy[arm].values()))
         for arm in looks
         if arm in entropy and arm in accuracy
     }
-    tempered = [points[arm] for arm in points if arm == _BASE or arms[arm].temperature_factor != 1]
-    axes.plot(*zip(*sorted(tempered), strict=True), color=looks[_BASE].colour, linewidth=1.4)
+    tempered = [points[arm] for arm in points if arm == BASE or arms[arm].temperature_factor != 1]
+    axes.plot(*zip(*sorted(tempered), strict=True), color=looks[BASE].colour, linewidth=1.4)
     widest = max(x for arm, (x, _) in points.items() if arms[arm].temperature_factor == 1)
     shown = {arm: point for arm, point in points.items() if point[0] <= widest + 0.05}
     for arm, point in shown.items():

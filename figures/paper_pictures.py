@@ -151,8 +151,8 @@ def _lines(panel: Panel, found: Found) -> list[Mark]:
     for checks in _groups(panel, found):
         marks = [
             Mark(panel=panel.title, series=series.name, source="here", model=_model(checked),
-                 x=point.place, y=point.mean, low=point.low, high=point.high, unit=panel.unit,
-                 n=len(checked.evidence.records[arm]), colour=series.colour,
+                 x=point.place, y=point.mean.value, low=point.mean.low, high=point.mean.high,
+                 unit=panel.unit, n=len(checked.evidence.records[arm]), colour=series.colour,
                  origin=_origin(checked, arm))
             for checked in checks
             for arm, points in curves.training_points(checked, panel.metric).items()

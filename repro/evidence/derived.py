@@ -11,13 +11,9 @@ first `budget` sampled training tokens, interpolated linearly between evaluation
 the last. Tokens rather than steps, because a policy with longer answers computes more per step. An
 area rather than the time to a threshold, because the choice of threshold could favour an arm.
 
-The training curve
-------------------
 If a scale has a threshold, the training curve is the share of correct completions in each rollout,
 at the temperature of rollouts (1, Table 4) and with the arm's added noise. It needs no extra
 evaluation, has a point per rollout, and is what the paper's Figures 7 and 12 show.
-`take_off_steps` is the number of steps until the threshold, `took_off` whether it was reached, and
-`collapsed` whether the run broke down (`_collapsed`).
 
 Easy to get wrong: a moving mean is known only after its last rollout, so the time to a threshold
 includes that rollout.
@@ -206,7 +202,6 @@ def training_metrics(
     facts
         `seconds`, of rollouts and of updates.
     """
-    first, last = slice(0, EDGE_STEPS), slice(-EDGE_STEPS, None)
     seconds = facts.get("seconds", {})
     timed = [seconds.get(name) for name in ("rollout_seconds", "update_seconds")]
     more: dict[str, Estimate] = {}
@@ -214,8 +209,8 @@ def training_metrics(
         more |= curve_metrics(series, evaluation["threshold"])
         more |= _start(series)
     return more | {
-        "entropy_first": _over(series, "entropy", first, "nats", f"the first {EDGE_STEPS} steps"),
-        "entropy_last": _over(series, "entropy", last, "nats", f"the last {EDGE_STEPS} steps"),
+        "entropy_first": _over(series, "entropy", "nats"),
+        "entropy_last": _over(series, "entropy", "nats", end="last"),
         "train_seconds": Estimate(
             value=None if None in timed else sum(timed),
             unit="seconds",
@@ -229,14 +224,13 @@ def _start(series: Series) -> dict[str, Estimate]:
 
     Entropy is over completions that were not truncated: truncated ones are often repetitions.
     """
-    first, at = slice(0, EDGE_STEPS), f"the first {EDGE_STEPS} steps"
     teaching = [
         100.0 * share for share in series.get("informative_groups", ()) if share is not None
     ]
     return {
-        "informative_first": _over({"percent": teaching}, "percent", first, "percent", at),
-        "entropy_start": _over(series, "entropy_finished", first, "nats", at),
-        "accuracy_start": _over(series, "accuracy_sampled", first, "share", at),
+        "informative_first": _over({"percent": teaching}, "percent", "percent"),
+        "entropy_start": _over(series, "entropy_finished", "nats"),
+        "accuracy_start": _over(series, "accuracy_sampled", "share"),
     }
 
 
@@ -425,14 +419,12 @@ def _share_at(shares: Sequence[tuple[float, int]], how: str) -> Estimate:
     )
 
 
-def _over(series: Series, name: str, part: slice, unit: str, where: str) -> Estimate:
-    values = [value for value in list(series.get(name, ()))[part] if value is not None]
-    return Estimate(
-        value=fmean(values) if values else None,
-        unit=unit,
-        n=len(values),
-        method=f"mean over {where}",
-    )
+def _over(series: Series, name: str, unit: str, end: str = "first") -> Estimate:
+    """Return the mean of a series over the `first` or the `last` steps."""
+    part = slice(EDGE_STEPS) if end == "first" else slice(-EDGE_STEPS, None)
+    values = [value for value in series.get(name, ())[part] if value is not None]
+    value, how = fmean(values) if values else None, f"mean over the {end} {EDGE_STEPS} steps"
+    return Estimate(value=value, unit=unit, n=len(values), method=how)
 
 
 def share_of(tally: Sequence[int]) -> Estimate:

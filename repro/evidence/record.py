@@ -26,7 +26,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -427,11 +427,6 @@ def _fits(value: Any, hint: Any) -> bool:
             and all(_fits(item, hints[name]) for name, item in value.items())
         )
     return hint is Any or isinstance(value, int | float if hint is float else hint)
-
-
-def iterate_records(runs: Path, tier: str, target: str) -> Iterator[Path]:
-    """Yield the paths of all records of a target at a tier, failed ones included, sorted."""
-    yield from sorted((runs / tier / target).glob("*/seed-*.json"))
 
 
 def _plain(value: Any) -> Any:

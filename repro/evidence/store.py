@@ -13,10 +13,8 @@ Records are read only from the second file, and their seals are checked. A test 
 committed CSV file matches its records (`table_text`). Blessing rounds series and drops some, so a
 blessed record keeps the metrics that were computed before, and gets a new seal.
 
-`check` and the figures read records through a `Source`: `RunsFolder` reads raw runs (one JSON file
-per run, see `repro.evidence.record`), `Blessed` reads the store, and `Joined` reads several. A
-blessed record has the same name and order as its file among raw runs, so that a check does not
-depend on the source.
+`check` and the figures read records through a `Source`. A blessed record has the same name and
+order as its file among raw runs, so that a check does not depend on the source.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ from repro.evidence.environment import device_of
 from repro.evidence.record import (
     Record,
     RecordError,
-    iterate_records,
     parse_record,
     read_record,
 )
@@ -124,7 +121,7 @@ class RunsFolder:
                 path=path,
                 read=functools.partial(read_record, path),
             )
-            for path in iterate_records(self.folder, tier, target)
+            for path in sorted(self.place(tier, target).glob("*/seed-*.json"))
         ]
 
     def place(self, tier: str, target: str) -> Path:
@@ -189,14 +186,12 @@ class Joined:
 
         Raises `RecordError` if two sources hold different runs under one name.
         """
-        finished: dict[tuple[str, str], Entry] = {}
-        failed: dict[tuple[str, str, str], Entry] = {}
+        kept: dict[tuple[str, str, str], Entry] = {}
         for entry in (e for source in self.sources for e in source.entries(tier, target)):
-            if not entry.finished:
-                failed.setdefault((entry.arm, entry.stem, entry.read().started), entry)
-                continue
-            other = finished.setdefault((entry.arm, entry.name), entry)
-            if other is entry:
+            # A run may fail several times, and finishes once.
+            began = "" if entry.finished else entry.read().started
+            other = kept.setdefault((entry.arm, entry.stem, began), entry)
+            if other is entry or began:
                 continue
             one, two = other.read(), entry.read()
             if (one.commit, one.started) != (two.commit, two.started):
@@ -204,7 +199,7 @@ class Joined:
                     f"{entry.path}: recorded at commit {two.commit[:12]}, and again at commit "
                     f"{one.commit[:12]} in {other.path}; move one of the two away"
                 )
-        return sorted([*finished.values(), *failed.values()], key=lambda e: (e.arm, e.name))
+        return sorted(kept.values(), key=lambda entry: (entry.arm, entry.name))
 
     def place(self, tier: str, target: str) -> Path:
         """Return the first source's place."""

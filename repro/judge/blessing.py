@@ -4,10 +4,7 @@ Refused for a dirty tree and for a source that changed under a run (the commit w
 ran), for a commit that this checkout does not have, for records of several commits but for whole
 seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than five seeds per arm
 (one of timed repeats), for the paper tier (its expectations are the paper's), and while any record
-is refused or any run has failed.
-
-Blessed records are the store's (`repro.evidence.store`); new ones are compared with them by
-`repro.judge.as_before`.
+is refused or any run has failed. Blessed records are the store's (`repro.evidence.store`).
 """
 
 from __future__ import annotations

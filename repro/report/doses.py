@@ -23,7 +23,7 @@ from repro.spec.arm import Arm
 
 BASE = "bf16_lora"
 _SHARE = 0.5
-_ENTROPY, _ACCURACY = "entropy_finished", "accuracy_lenient"
+ENTROPY, ACCURACY = "entropy_finished", "accuracy_lenient"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +82,11 @@ def treatment_given(checks: Iterable[Checked], expected: Path) -> str:
 def doses(checked: Checked) -> dict[str, ArmDose]:
     """Return the dose of each arm that a check of a `dose` target has records of, but BF16's."""
     target = checked.selection.target
-    entropy, accuracy = (checked.evidence.values(name) for name in (_ENTROPY, _ACCURACY))
+    entropy, accuracy = (checked.evidence.values(name) for name in (ENTROPY, ACCURACY))
     judged = {
         claim.arms: Interval(value=verdict.effect, low=verdict.low, high=verdict.high, n=verdict.n)
         for claim, verdict in checked.statements()
-        if claim.metric == _ENTROPY and verdict.effect is not None and verdict.low is not None
+        if claim.metric == ENTROPY and verdict.effect is not None and verdict.low is not None
     }
     base = entropy.get(BASE, {})
     factors = {arm.name: arm.temperature_factor for arm in target.arms}

@@ -18,7 +18,7 @@ from repro.judge.check import Checked
 from repro.report.numbers import cell_text, device_heads, quantity, span
 from repro.report.systems import RL_STEPS, SMALL_BATCHES, step_spans
 from repro.report.systems_rates import RatePair, comparisons, ratio_span
-from repro.report.tables import NOTHING
+from repro.report.tables import NOTHING, by_device
 from repro.report.tidy import effect_text, rendered
 from repro.report.verdict_words import (
     MIXED,
@@ -82,22 +82,19 @@ class Answer:
 
 def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
     """Return the questions with their answers; empty without records above the smoke tier."""
-    devices: dict[str, dict[str, dict[str, Checked]]] = {}
-    for checked in checks:
-        tier = checked.selection.tier
-        if checked.evidence.count and tier is not Tier.SMOKE:
-            tiers = devices.setdefault(checked.evidence.device, {})
-            tiers.setdefault(tier.value, {})[checked.selection.target.name] = checked
+    devices = by_device(one for one in checks if one.selection.tier is not Tier.SMOKE)
     if not devices:
         return []
     questions = PACKAGE / "report" / "templates" / "questions.json"
     found = []
     for name, asked in json.loads(questions.read_text(encoding="utf-8")).items():
-        of_devices = {
-            head: _MEASURED[name](devices[device].get(asked["tier"], {}), expected)
-            for device, head in device_heads(devices).items()
-        }
-        known = {head: of for head, of in of_devices.items() if of[0]}
+        known = {}
+        for device, head in device_heads(devices).items():
+            of_tier = [c for c in devices[device] if c.selection.tier.value == asked["tier"]]
+            by_name = {checked.selection.target.name: checked for checked in of_tier}
+            said, verdicts = _MEASURED[name](by_name, expected)
+            if said:
+                known[head] = said, verdicts
         measured = {head: said for head, (said, _) in known.items()}
         verdicts = {head: verdicts for head, (_, verdicts) in known.items()}
         found.append(Answer(asked=asked, measured=measured, verdicts=verdicts))

@@ -176,13 +176,8 @@ def _command(checked: Checked) -> str:
 
 
 def _treatments(checked: Checked, expected: Path) -> dict[str, str]:
-    if not checked.evidence.count or not checked.evidence.values("entropy_finished"):
-        return {}
-    return {
-        name: treatment(dose.rise, expected)
-        for name, dose in doses(checked).items()
-        if dose.is_plain
-    }
+    found = doses(checked) if checked.evidence.values("entropy_finished") else {}
+    return {name: treatment(of.rise, expected) for name, of in found.items() if of.is_plain}
 
 
 def _papers(

@@ -53,12 +53,12 @@ def test_every_number_of_the_tables_is_drawn_in_its_row(found):
 
 def test_lines_are_those_of_the_pretrained_model_that_a_panel_names(found):
     checked = found["table1_coder_0_5b"]
-    points, seeds = training_points(checked, "entropy")["nvfp4_lora"], checked.evidence.records
+    points = training_points(checked, "entropy")["nvfp4_lora"]
+    shown = [(point.place, point.mean.value, *point.ends) for point in points]
     line = [m for m in marks("figure5", found, "here") if m.series == "NVFP4-LoRA(r32)"]
-    assert [(m.x, m.y, m.low, m.high) for m in line] == [(p.place, p.mean, *p.ends) for p in points]
-    assert {(m.model, m.n) for m in line} == {
-        ("Qwen2.5-Coder-0.5B-Instruct on GSM8K", len(seeds["nvfp4_lora"]))
-    }
+    assert [(m.x, m.y, m.low, m.high) for m in line] == shown
+    seeds = len(checked.evidence.records["nvfp4_lora"])
+    assert {(m.model, m.n) for m in line} == {("Qwen2.5-Coder-0.5B-Instruct on GSM8K", seeds)}
 
 
 def test_bars_are_means_of_seeds_or_medians_of_steps_and_say_what_was_not_run(found):

@@ -1,11 +1,7 @@
 """Verdicts on claims: a test per claim, a correction over the family, a status per claim.
 
-The family has all stated claims, whichever arms were run. A claim without a test (an arm is absent,
-or seeds are too few) counts with p = 1, so leaving arms out makes no verdict stronger. Claims that
-no records could decide, by their design, do not count.
-
-`repro.evidence.verdicts.verdict` defines the statuses, `repro.evidence.verdicts.sizes` the effect
-sizes, and `repro.evidence.verdicts.comparison` the tests.
+`repro.evidence.verdicts.verdict` defines the statuses and the family, `sizes` the effect sizes, and
+`comparison` the tests.
 """
 
 from __future__ import annotations

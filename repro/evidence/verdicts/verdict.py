@@ -19,7 +19,8 @@ effect, and the smallest effect that matters:
 *Shown* means significant after Holm's correction over the claims of one target; claims about the
 machinery are a separate family. Intervals are simultaneous over the same family (Bonferroni), so
 that *excluded* and *no difference* hold jointly. The family is the target's claims whichever arms
-were run: one without a test counts with p = 1, and only those that are not testable are left out.
+were run: one without a test (an arm is absent, or seeds are too few) counts with p = 1, so that
+leaving arms out makes no verdict stronger, and only those that are not testable are left out.
 An order of arms is first tested as a trend. A planned seed without a record counts as
 failed; with a failed seed the only possible decision is a fault of this suite's machinery.
 `repro.report.verdict_words` has the words that pages use for a status.

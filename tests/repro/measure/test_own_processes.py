@@ -8,7 +8,7 @@ import os
 import pytest
 from rich.console import Console
 
-from repro.evidence.record import find_record, iterate_records, read_record
+from repro.evidence.record import find_record, read_record
 from repro.run.execute import execute
 from repro.run.several_ranks.room import Room
 from repro.run.worker import Task
@@ -90,7 +90,7 @@ def test_an_arm_after_one_without_memory_measures_the_same(tmp_path, fake):
     assert rates(runs, SECOND) == rates(alone, SECOND) == [11073.0, 11073.0]
     (first, _), (second, _) = calls(runs)
     assert first != second
-    paths = iterate_records(runs, "systems", "rollout")
+    paths = sorted((runs / "systems" / "rollout").glob("*/seed-*.json"))
     failed = [read_record(path) for path in paths if "failed" in path.name]
     assert {record.arm for record in failed} == {FIRST}
     assert "OutOfMemoryError" in failed[0].outcome["reason"]
@@ -102,7 +102,7 @@ def test_a_stopped_table_keeps_its_recorded_arm(tmp_path, fake):
     outcome = go(tmp_path, fake, target=find("table6"), printed=printed)
     assert (outcome.finished, outcome.failed, outcome.left) == (2, 0, 2)
     assert "it is measured again from its beginning" in printed.getvalue()
-    kept = {path: path.read_bytes() for path in iterate_records(tmp_path, "systems", "table6")}
+    kept = {path: path.read_bytes() for path in tmp_path.glob("systems/table6/*/seed-*.json")}
     assert {path.parent.name for path in kept} == {FIRST}
     outcome = go(tmp_path, fake, target=find("table6"))
     assert (outcome.before, outcome.finished, outcome.left) == (2, 2, 0)

@@ -8,7 +8,7 @@ import os
 import pytest
 from rich.console import Console
 
-from repro.evidence.record import iterate_records, read_record
+from repro.evidence.record import read_record
 from repro.run.execute import execute
 from repro.run.several_ranks.room import Room, visible_devices
 from repro.run.worker import tasks_of
@@ -78,7 +78,7 @@ def go(runs, folder, fake, devices, said=None):
 
 
 def failed_of(folder):
-    paths = [path for path in iterate_records(folder, "mini", "study") if "failed" in path.name]
+    paths = sorted((folder / "mini" / "study").glob("*/seed-*failed*.json"))
     (record,) = map(read_record, paths)
     return record
 

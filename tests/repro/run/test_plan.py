@@ -49,9 +49,8 @@ def test_a_plan_quotes_blessed_records_of_an_arm_or_says_that_it_is_not_timed(
         record = having_taken(planned_record(run), 40.0 + seconds, 1.0)
         facts = record.facts | {"repeats_together": 20}
         records.append(dataclasses.replace(record, facts=facts))
-    metrics = [metric.name for metric in STUDY.metrics]
-    stored = Blessed(expected, "mini", "nvidia_h200").place("mini", STUDY.name)
-    write_stored(stored, metrics, records)
+    names = [metric.name for metric in STUDY.metrics]
+    write_stored(Blessed(expected, "mini", "nvidia_h200").place("mini", STUDY.name), names, records)
     folders = ["--tier", "mini", "--expected", str(expected), "--runs", str(tmp_path / "new")]
     said = arm_lines(capsys, "study", *folders)
     assert said["bf16"].endswith(" s for 20 at once")
