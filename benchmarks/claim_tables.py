@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from io import StringIO
+from statistics import median_high
 from typing import Any
 
+from pytest_benchmark.utils import time_unit
 from rich.console import Console
 from rich.table import Table
 
@@ -15,7 +17,6 @@ CPU_LINE = (
     "claims is timed on a GPU."
 )
 _WIDTH = 118
-_UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
 # What a row says beside its time, in this order, where any row of the table has it.
 _COLUMNS = {
     "ratio": "x 16 bits",
@@ -29,8 +30,8 @@ _COLUMNS = {
 
 def unit_of(seconds: Sequence[float]) -> tuple[str, float]:
     """Return the largest unit in which most of a table's times are 1 or more, and its factor."""
-    middle = sorted(seconds)[len(seconds) // 2]
-    return next((unit for unit in _UNITS if middle * unit[1] >= 1), _UNITS[-1])
+    prefix, factor = time_unit(median_high(seconds))
+    return f"{prefix}s", factor
 
 
 def claim_table(title: str, rows: Sequence[Any], stored: Mapping[str, Any] | None = None) -> str:

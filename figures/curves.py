@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from math import ceil
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from matplotlib.ticker import LogLocator
 from figures import captions
 from figures.style import GREY, Style, frame, ink, looks_of, new_figure, styles, tidy
 from repro.evidence.estimate import Interval, mean_interval
+from repro.evidence.origins import grouped_by
 from repro.judge.check import Checked
 from repro.report.doses import BASE
 from repro.report.systems_rates import RATE, comparisons, printed_rates
@@ -56,20 +58,30 @@ class Point:
         return low, high
 
 
-def training_points(checked: Checked, series: str, window: int = WINDOW) -> dict[str, list[Point]]:
-    """Return the points of each arm whose records have the series, by training step from 1."""
+# Points (step, value) of each run, and with them the means over runs.
+Runs = list[list[tuple[float, float | None]]]
+Curves = tuple[list[Point], Runs]
+
+
+def training_points(checked: Checked, series: str, window: int = WINDOW) -> dict[str, Curves]:
+    """Return the curves of each arm whose records have the series, by training step from 1."""
     curves = {}
     for arm, by_seed in checked.evidence.records.items():
-        seeds = [smooth(v, window) for r in by_seed.values() if (v := r.series.get(series))]
-        points = []
-        for step in range(max(map(len, seeds), default=0)):
-            known = [values[step] for values in seeds if step < len(values)]
-            measured = [value for value in known if value is not None]
-            if measured:
-                points.append(Point(place=step + 1, mean=mean_interval(measured)))
-        if points:
-            curves[arm] = points
+        seeds = [v for record in by_seed.values() if (v := record.series.get(series))]
+        runs: Runs = [[*enumerate(smooth(values, window), start=1)] for values in seeds]
+        if means := _means(runs):
+            curves[arm] = means, runs
     return curves
+
+
+def _means(runs: Runs) -> list[Point]:
+    """Return the means over runs, in the order of their places."""
+    known = [point for run in runs for point in run if point[1] is not None]
+    by_place = grouped_by(sorted(known, key=itemgetter(0)), itemgetter(0))
+    return [
+        Point(place=place, mean=mean_interval([y for _, y in points if y is not None]))
+        for place, points in by_place.items()
+    ]
 
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
@@ -94,7 +106,7 @@ def training(checked: Checked, series: str, title: str, ylabel: str) -> Figure |
         return None
     base = BASE if BASE in arms else arms[0]
     looks, compared = styles(target.arms), [claim.contrast.keys() for claim in target.claims]
-    means = {arm: [(point.place, point.mean.value) for point in curves[arm]] for arm in arms}
+    means = {arm: [(point.place, point.mean.value) for point in curves[arm][0]] for arm in arms}
     rows, columns = ceil(len(arms) / 2), min(2, len(arms))
     figure = new_figure(6.0, max(3.6, 1.1 + 1.5 * rows))
     grid = [*figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat]
@@ -103,11 +115,9 @@ def training(checked: Checked, series: str, title: str, ylabel: str) -> Figure |
         grid.pop(1).set_axis_off()
     for place, (arm, axes) in enumerate(zip(arms, grid, strict=True)):
         tidy(axes)
-        look, by_seed = looks[arm], checked.evidence.records[arm]
-        runs = [values for run in by_seed.values() if (values := run.series.get(series))]
-        for values in runs:
-            steps = [*enumerate(smooth(values, WINDOW), start=1)]
-            _draw_line(axes, steps, look, linewidth=0.6, label="a run")
+        look, runs = looks[arm], curves[arm][1]
+        for run in runs:
+            _draw_line(axes, run, look, linewidth=0.6, label="a run")
         _draw_line(axes, means[arm], look, zorder=3, label="mean of the runs", **_MEAN)
         for other in arms[:place]:
             if other == base or {other, arm} in compared:
@@ -157,13 +167,11 @@ def tested(checked: Checked, title: str) -> Figure | None:
     return figure
 
 
-def heldout_points(
-    checked: Checked,
-) -> dict[str, tuple[list[Point], list[list[tuple[float, float]]]]]:
-    """Return the means over seeds and the runs' points (step, percent) of each arm tested."""
+def heldout_points(checked: Checked) -> dict[str, Curves]:
+    """Return the curves of each arm tested, in percent by training step."""
     found = {}
     for arm, by_seed in checked.evidence.records.items():
-        runs = []
+        runs: Runs = []
         for record in by_seed.values():
             steps, heights = (record.series.get(f"test_{of}", ()) for of in ("steps", "accuracy"))
             end = record.metrics["accuracy"].value if steps else None
@@ -171,12 +179,7 @@ def heldout_points(
                 places = [*steps, record.facts["optimizer_steps"]]
                 runs.append([*zip(map(float, places), [*heights, end], strict=True)])
         if runs:
-            at = zip(*runs, strict=True)
-            means = [
-                Point(place=points[0][0], mean=mean_interval([y for _, y in points]))
-                for points in at
-            ]
-            found[arm] = means, runs
+            found[arm] = _means(runs), runs
     return found
 
 

@@ -155,7 +155,7 @@ def _lines(panel: Panel, found: Found) -> list[Mark]:
                  unit=panel.unit, n=len(checked.evidence.records[arm]), colour=series.colour,
                  origin=_origin(checked, arm))
             for checked in checks
-            for arm, points in curves.training_points(checked, panel.metric).items()
+            for arm, (points, _) in curves.training_points(checked, panel.metric).items()
             for series in panel.series
             if series.arm == arm
             for point in points

@@ -159,7 +159,6 @@ def grpo_settings(asked: Namespace) -> dict[str, Any]:
 
 def trl_trainer(asked: Namespace, clock: StepClock) -> Any:
     """Return TRL's trainer."""
-    from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer
 
     settings, chosen = asked.settings, grpo_settings(asked)
@@ -174,12 +173,9 @@ def trl_trainer(asked: Namespace, clock: StepClock) -> Any:
         gradient_checkpointing=settings.get("checkpointing", False),
         model_init_kwargs={"dtype": asked.dtype, "attn_implementation": "sdpa"},
     )
-    adapter = LoraConfig(
-        r=RANK, lora_alpha=ALPHA, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM"
-    )
     return GRPOTrainer(
         model=asked.folder, reward_funcs=clock.reward, args=config, train_dataset=_dataset(asked),
-        peft_config=adapter,
+        peft_config=harness.adapter_settings(),
     )  # fmt: skip
 
 

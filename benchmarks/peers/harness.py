@@ -32,6 +32,14 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?|-?\.\d+")
 PHASES = ("rollout", "sync", "score", "update")
 
 
+def adapter_settings() -> Any:
+    """Return peft's settings of the adapter that every way trains."""
+    from peft import LoraConfig
+
+    modules = list(PROJECTIONS)
+    return LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=modules, task_type="CAUSAL_LM")
+
+
 def requested() -> Namespace:
     """Return what the file on the command line requests."""
     return Namespace(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.peers import harness
-from benchmarks.peers.harness import ALPHA, PROJECTIONS, RANK
 
 PACKAGES = ("torch", "triton", "transformers", "peft", "bitsandbytes")
 _LEARNING_RATE = 1e-5
@@ -81,7 +80,7 @@ class Update:
     """A model with its adapter, its optimiser and the passes of a step."""
 
     def __init__(self, asked: Namespace) -> None:
-        from peft import LoraConfig, get_peft_model
+        from peft import get_peft_model
         from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
         self.device, self.dtype = torch.device(asked.device), getattr(torch, asked.dtype)
@@ -96,10 +95,7 @@ class Update:
             device_map=asked.device,
             quantization_config=in_4_bits if asked.way == "qlora" else None,
         )
-        settings = LoraConfig(
-            r=RANK, lora_alpha=ALPHA, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM"
-        )
-        self.model: Any = get_peft_model(base, settings)
+        self.model: Any = get_peft_model(base, harness.adapter_settings())
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model.enable_input_require_grads()
         self.model.config.use_cache = False

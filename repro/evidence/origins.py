@@ -24,6 +24,7 @@ from repro.spec.config import digest_of
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
+_committed = functools.cache(digest_of_commit)
 # Before a target's name: a record's input that is the digest of that target's analysis plan.
 PLAN_INPUT = "plan:"
 # A record's inputs that differ from seed to seed, and are one for all arms of a seed.
@@ -147,8 +148,3 @@ def without_seed(record: Record) -> str:
     """Return the digest of the record's configuration but for the seed."""
     config: Mapping[str, object] = record.config
     return digest_of({key: value for key, value in config.items() if key != "seed"})
-
-
-@functools.cache
-def _committed(commit: str) -> str | None:
-    return digest_of_commit(commit)

@@ -31,12 +31,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from repro.evidence.environment import device_of
-from repro.evidence.record import (
-    Record,
-    RecordError,
-    parse_record,
-    read_record,
-)
+from repro.evidence.record import Record, RecordError, parse_record, read_record
 from repro.spec.checks import check_value, require, shown
 from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_files, stamp_of
@@ -222,20 +217,11 @@ def blessed_sources(expected: Path, tier: Tier | None = None) -> list[Blessed]:
     return sources
 
 
-def blessed_records(
-    expected: Path, tier: Tier, target: str, device: str | None = None
-) -> list[Record]:
-    """Return a target's blessed records at a tier, failed ones included.
-
-    Parameters
-    ----------
-    device
-        As in folder names; None for all devices.
-    """
+def blessed_records(expected: Path, tier: Tier, target: str) -> list[Record]:
+    """Return a target's blessed records at a tier on all devices, failed ones included."""
     return [
         entry.read()
         for source in blessed_sources(expected, tier)
-        if device in (None, source.device)
         for entry in source.entries(tier.value, target)
     ]
 

@@ -88,15 +88,14 @@ def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
     questions = PACKAGE / "report" / "templates" / "questions.json"
     found = []
     for name, asked in json.loads(questions.read_text(encoding="utf-8")).items():
-        known = {}
+        measured: dict[str, str] = {}
+        verdicts: dict[str, Sequence[Verdict]] = {}
         for device, head in device_heads(devices).items():
             of_tier = [c for c in devices[device] if c.selection.tier.value == asked["tier"]]
             by_name = {checked.selection.target.name: checked for checked in of_tier}
-            said, verdicts = _MEASURED[name](by_name, expected)
+            said, deciding = _MEASURED[name](by_name, expected)
             if said:
-                known[head] = said, verdicts
-        measured = {head: said for head, (said, _) in known.items()}
-        verdicts = {head: verdicts for head, (_, verdicts) in known.items()}
+                measured[head], verdicts[head] = said, deciding
         found.append(Answer(asked=asked, measured=measured, verdicts=verdicts))
     return found
 

@@ -53,7 +53,7 @@ def test_every_number_of_the_tables_is_drawn_in_its_row(found):
 
 def test_lines_are_those_of_the_pretrained_model_that_a_panel_names(found):
     checked = found["table1_coder_0_5b"]
-    points = training_points(checked, "entropy")["nvfp4_lora"]
+    points, _ = training_points(checked, "entropy")["nvfp4_lora"]
     shown = [(point.place, point.mean.value, *point.ends) for point in points]
     line = [m for m in marks("figure5", found, "here") if m.series == "NVFP4-LoRA(r32)"]
     assert [(m.x, m.y, m.low, m.high) for m in line] == shown

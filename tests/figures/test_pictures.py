@@ -44,7 +44,7 @@ def learnt(seeds, steps=12):
 
 def test_a_curve_is_the_mean_over_seeds_with_its_interval():
     checked = learnt(4)
-    points = training_points(checked, "accuracy", window=1)["bf16_lora"]
+    points, _ = training_points(checked, "accuracy", window=1)["bf16_lora"]
     data = np.array([r.series["accuracy"] for r in checked.evidence.every_record()])
     assert [point.place for point in points] == list(range(1, data.shape[1] + 1))
     np.testing.assert_allclose([point.mean.value for point in points], data.mean(0))
@@ -62,7 +62,7 @@ def test_every_run_is_a_thin_line_behind_the_mean(seeds, steps):
     figure = curves.training(checked, "accuracy", "a title", "a unit")
     (axes,) = figure.axes
     assert axes.get_title(loc="left") == f"BF16, LoRA: {seeds} seed" + ("s" if seeds > 1 else "")
-    means = [point.mean.value for point in training_points(checked, "accuracy")["bf16_lora"]]
+    means = [p.mean.value for p in training_points(checked, "accuracy")["bf16_lora"][0]]
     records = checked.evidence.every_record()
     heights = [*(smooth(r.series["accuracy"], curves.WINDOW) for r in records), means]
     for line, known in zip(axes.lines, heights, strict=True):

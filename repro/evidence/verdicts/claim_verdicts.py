@@ -12,27 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from repro.evidence.verdicts import statistics as st
-from repro.evidence.verdicts.comparison import (
-    Compared,
-    blocks_of,
-    bound_of,
-    compare,
-    contrasts,
-)
+from repro.evidence.verdicts.comparison import Compared, blocks_of, bound_of, compare, contrasts
 from repro.evidence.verdicts.secondary import secondary_text
-from repro.evidence.verdicts.sizes import (
-    Pair,
-    Sizes,
-    Values,
-    not_testable,
-    sizes_of,
-    undecidable,
-)
-from repro.evidence.verdicts.verdict import (
-    MINIMUM_SEEDS,
-    Status,
-    Verdict,
-)
+from repro.evidence.verdicts.sizes import Pair, Sizes, Values, not_testable, sizes_of, undecidable
+from repro.evidence.verdicts.verdict import MINIMUM_SEEDS, Status, Verdict
 from repro.spec.claim import ALPHA, Claim, Metric
 
 

@@ -32,7 +32,6 @@ from statistics import NormalDist, fmean, median, stdev, variance
 
 from repro.evidence.estimate import Interval, t_quantile
 
-NORMAL = NormalDist()
 # Fraction of the largest summand below which a mean is the rounding of floats.
 _ROUNDING = 1e-12
 # Probability with which the pairs at hand should have shown a true difference.
@@ -146,7 +145,7 @@ def wilson_interval(successes: float, n: int) -> Interval:
     """Return a share with Wilson's 95 % interval, as fractions of 1."""
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} is no share")
-    z = NORMAL.inv_cdf(0.975)
+    z = NormalDist().inv_cdf(0.975)
     share = successes / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))

@@ -105,7 +105,7 @@ def test_more_seeds_of_another_card_join_where_the_target_is_stored(tmp_path, ex
     added = SECOND[:2]
     write("study", tmp_path / "new", added, NEW, lambda record: on_device(record, "NVIDIA H100"))
     go("study", tmp_path / "new", expected, "--add", "--unfinished")
-    records = blessed_records(expected, Tier.MINI, "study", "nvidia_h200")
+    records = blessed_records(expected, Tier.MINI, "study")
     cards = {record.seed: device_of(record.environment) for record in records}
     assert cards == dict.fromkeys(FIRST, "nvidia_h200") | dict.fromkeys(added, "nvidia_h100")
     (checked,) = blessed_checks(expected, "study")
