@@ -19,20 +19,15 @@ from repro.evidence.environment import capture_environment, device_of
 
 
 class DeviceClock:
-    """A timer for pytest-benchmark that only advances by the times added to it."""
+    """A timer for pytest-benchmark that only advances by what is added to its `seconds`."""
 
     __name__ = "device_clock"
 
-    def __init__(self) -> None:
-        self._seconds = 0.0
+    seconds = 0.0
 
     def __call__(self) -> float:
         """Return the seconds of all works so far."""
-        return self._seconds
-
-    def add(self, seconds: float) -> None:
-        """Move on."""
-        self._seconds += seconds
+        return self.seconds
 
 
 CLOCK = DeviceClock()
@@ -84,7 +79,11 @@ def device_slug() -> str:
 
 def record_rounds(benchmark: Any, seconds: Callable[[], float], *, rounds: int) -> float:
     """Let what `seconds` returns be the time of each round, by `CLOCK`; return the median."""
-    benchmark.pedantic(lambda: CLOCK.add(seconds()), rounds=rounds, warmup_rounds=1)
+
+    def work() -> None:
+        CLOCK.seconds += seconds()
+
+    benchmark.pedantic(work, rounds=rounds, warmup_rounds=1)
     benchmark.extra_info["device"] = device_slug()
     if benchmark.disabled:  # by `--benchmark-disable` or pytest-xdist: there are no statistics
         return seconds()

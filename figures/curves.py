@@ -1,10 +1,4 @@
-"""Curves: reward and entropy over training steps, tokens per second over batch.
-
-Of training: a panel per arm with a centred moving average of each run, and the mean of these.
-
-Of rollouts: means with 95 % t intervals, the paper's cells as open circles, and below them how many
-times 16-bit LoRA's they are, with the intervals of verdicts.
-"""
+"""Curves: reward and entropy over training steps, tokens per second over batch."""
 
 from __future__ import annotations
 
@@ -97,6 +91,7 @@ def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
 def training(checked: Checked, series: str, title: str, ylabel: str) -> Figure | None:
     """Return the figure of a series over training steps, None without any such series.
 
+    A panel has a centred moving average of each run of an arm, and the mean of these.
     As in the paper's Figs. 4, 7 and 8 a panel has an arm beside what it is compared with: 16-bit
     LoRA, else the first arm, and those before it that a claim names with it.
     """
@@ -231,7 +226,10 @@ def gains(checks: Sequence[Checked], expected: Path) -> Rates:
 
 
 def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
-    """Return the figure: a column per model, above the rates, below how many times LoRA's."""
+    """Return the figure: a column per model, above the rates, below how many times LoRA's.
+
+    Means with 95 % t intervals, below with those of verdicts; open circles are the paper's cells.
+    """
     lines, ratios, looks = rates(checks, expected), gains(checks, expected), looks_of(checks)
     models = list(dict.fromkeys(model for model, _ in lines))
     figure = new_figure(1.0 + 2.9 * len(models), 6.4)

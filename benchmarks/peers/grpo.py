@@ -19,7 +19,6 @@ vLLM's tear-down can hang, so that the process ends without it.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import statistics
 import sys
@@ -236,12 +235,10 @@ def _load_cuda_12() -> None:
 def _dataset(asked: Namespace) -> Any:
     from datasets import Dataset
 
-    lines = Path(asked.questions).read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
     return Dataset.from_list(
         [
             {"prompt": [{"role": "user", "content": row["prompt"]}], "answers": row["answer"]}
-            for row in rows
+            for row in harness.json_lines(asked.questions)
         ]
     )
 

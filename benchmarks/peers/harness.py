@@ -45,10 +45,14 @@ def requested() -> Namespace:
     return Namespace(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
 
 
+def json_lines(file: str) -> list[Any]:
+    """Return the values of a file of JSON lines."""
+    return [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
+
+
 def drawn_rows(asked: Namespace) -> list[dict[str, Any]]:
     """Return the rows of each step of an update: P `prompts` and B `completions`, of token ids."""
-    lines = Path(asked.rows).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    return json_lines(asked.rows)
 
 
 def by_turns(count: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from repro.evidence.environment import device_of
@@ -146,5 +146,4 @@ def devices_of(records: Iterable[Record]) -> list[str | None]:
 
 def without_seed(record: Record) -> str:
     """Return the digest of the record's configuration but for the seed."""
-    config: Mapping[str, object] = record.config
-    return digest_of({key: value for key, value in config.items() if key != "seed"})
+    return digest_of({key: value for key, value in record.config.items() if key != "seed"})

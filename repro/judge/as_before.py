@@ -11,9 +11,9 @@ things must come together before a row is called regressed:
   (not at the systems tier), the seeds that both sides have are compared in pairs; else the test is
   Welch's.
 
-Three values show a spread, two do not. Where one side has fewer than three, both are given the
-spread of the other. Where both have fewer (a peak of memory, which does not vary) there is no test:
-a row has regressed if it is beyond the threshold and all new values are worse than all old ones.
+Where both sides have fewer than three values (a peak of memory, which does not vary) there is no
+test: a row has regressed if it is beyond the threshold and all new values are worse than all old
+ones.
 
 A metric without a better side describes a run. It is not compared at the systems tier; elsewhere
 its row is `changed` where the difference, to either side, is shown and beyond the threshold.
@@ -195,10 +195,9 @@ def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
     Arms that another target records are left to that target. At the smoke tier nothing belongs to
     a named machine, so that times and bytes are not judged there.
     """
-    head = Comparison(old=old, new=new)
     problems = list(_not_comparable(target, tier, old, new))
     if problems:
-        return replace(head, problems=tuple(problems))
+        return Comparison(old=old, new=new, problems=tuple(problems))
     values = list(_values(target, tier, old, new))
     rows = judged(target, tier, values)
     missing = [f"{arm}.{metric.name}" for arm, metric, before, after in values if not after]
@@ -209,7 +208,7 @@ def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
         )
     elif not rows:
         problems.append(f"{target.name}: {old.name} and {new.name} have no value in common")
-    return replace(head, rows=rows, problems=tuple(problems))
+    return Comparison(old=old, new=new, rows=rows, problems=tuple(problems))
 
 
 def judged(

@@ -183,10 +183,7 @@ def _verdicts(
             MIXED_VERSIONS: mixed_versions(claim, evidence),
             ONE_PROCESS: _one_process(claim, evidence),
         }
-        stated = _with_caveat(selection, claim, evidence, verdict)
-        for mark, reason in marks.items():
-            stated = marked(stated, mark, reason)
-        ordered.append(stated)
+        ordered.append(marked(_with_caveat(selection, claim, evidence, verdict), marks))
     lost = evidence.lost([arm.name for arm in target.arms])
     for expectation in _expectations(selection, evidence.device, expected):
         verdict = judge_expectation(
@@ -194,15 +191,13 @@ def _verdicts(
             target.metric(expectation.metric),
             evidence.values(expectation.metric).get(expectation.arm, {}),
             absent.get(expectation.arm),
-            "paper value" if expectation.source == "paper" else "expectation",
             lost.get(expectation.arm, ""),
         )
         arm = [expectation.arm]
-        stated = _explained(verdict, expectation.metric, arm, evidence)
         runs = evidence.records.get(expectation.arm, {}).values()
         late = expectation.late(record.started for record in runs)
-        stated = marked(stated, POST_HOC, late)
-        ordered.append(marked(stated, CHANGED, evidence.changed(arm)))
+        marks = {POST_HOC: late, CHANGED: evidence.changed(arm)}
+        ordered.append(marked(_explained(verdict, expectation.metric, arm, evidence), marks))
     return ordered
 
 

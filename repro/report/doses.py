@@ -89,9 +89,8 @@ def doses(checked: Checked) -> dict[str, ArmDose]:
         if claim.metric == ENTROPY and verdict.effect is not None and verdict.low is not None
     }
     base = entropy.get(BASE, {})
-    factors = {arm.name: arm.temperature_factor for arm in target.arms}
-    tempered = {arm: factor for arm, factor in factors.items() if factor != 1}
-    temperatures = {BASE: 1.0} | {arm: t for arm, t in tempered.items() if arm in entropy}
+    tempered = [a for a in target.arms if a.temperature_factor != 1 and a.name in entropy]
+    temperatures = {BASE: 1.0} | {arm.name: arm.temperature_factor for arm in tempered}
     by_arm = {}
     for arm in target.arms:
         own = entropy.get(arm.name, {})

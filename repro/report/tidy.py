@@ -138,12 +138,9 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
                 **_place(checked),
                 title=title_of(target),
                 kind=kind_of(verdict).value,
-                name=verdict.name,
                 statement=f"{bar.title}: {bar_text(bar.expectation, bar.unit)}"
                 if bar
                 else verdict.statement,
-                source=verdict.source,
-                status=verdict.status,
                 verdict=labelled(verdict),
                 treatment=given.get(arms[0], ""),
                 **{name: getattr(verdict, name) for name in _ALIKE},
@@ -160,7 +157,7 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
     return rows
 
 
-_ALIKE = ("effect", "low", "high", "unit", "n", "p", "q", "matters")
+_ALIKE = ("name", "source", "status", "effect", "low", "high", "unit", "n", "p", "q", "matters")
 
 
 def _place(checked: Checked) -> dict[str, Any]:

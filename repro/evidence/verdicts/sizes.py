@@ -113,7 +113,17 @@ def not_testable(
     reason = undecidable(claim)
     if reason or not claim.headroom:
         return reason
-    return _headroom(claim, metrics[claim.metric], compared, sizes)
+    # The effect needs room above the baseline arm.
+    metric, mean = metrics[claim.metric], fmean(compared[claim.baseline].values())
+    room = _room(metric, mean)
+    why = "an effect of that size could not have appeared under that ceiling"
+    above = f"{claim.baseline} at {mean:.3g} leaves {room:.3g} below {metric.most:g}"
+    if sizes is None:
+        margin = abs(claim.bound)
+        fits = margin <= _LARGEST_MARGIN * room
+        return "" if fits else f"{above}, and the margin is {margin:g}: {why}"
+    needed = sizes.matters if sizes.paper is None else sizes.paper
+    return "" if needed <= room else f"{above}, and the effect to be seen is {needed:.3g}: {why}"
 
 
 def undecidable(claim: Claim) -> str:
@@ -124,17 +134,3 @@ def undecidable(claim: Claim) -> str:
             f"verdict needs {MINIMUM_DRAWS}"
         )
     return f"by its design: {claim.confounded}" if claim.confounded else ""
-
-
-def _headroom(claim: Claim, metric: Metric, compared: Values, sizes: Sizes | None) -> str:
-    """Return why the effect has no room above the baseline arm; empty if it has."""
-    mean = fmean(compared[claim.baseline].values())
-    room = _room(metric, mean)
-    why = "an effect of that size could not have appeared under that ceiling"
-    above = f"{claim.baseline} at {mean:.3g} leaves {room:.3g} below {metric.most:g}"
-    if sizes is None:
-        margin = abs(claim.bound)
-        fits = margin <= _LARGEST_MARGIN * room
-        return "" if fits else f"{above}, and the margin is {margin:g}: {why}"
-    needed = sizes.matters if sizes.paper is None else sizes.paper
-    return "" if needed <= room else f"{above}, and the effect to be seen is {needed:.3g}: {why}"

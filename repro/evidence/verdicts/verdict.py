@@ -128,24 +128,25 @@ class Verdict:
         return self.is_bar and self.status == "contradicted" and self.before == "reproduced"
 
 
-def marked(verdict: Verdict, mark: str, reason: str) -> Verdict:
-    """Return a verdict with a mark; as it was without a reason, or where nothing was run.
+def marked(verdict: Verdict, marks: Mapping[str, str]) -> Verdict:
+    """Return a verdict with the marks that have a reason; as it was where nothing was run.
 
-    `repro.judge.check` calls this, once for each kind of mark. A further kind needs that call and
-    nothing else: what shows or counts verdicts (terminal, JSON, tables, report, page, README's
-    blocks) prints the marks that there are, in the order in which they were set.
+    `repro.judge.check` calls this. A further mark needs an entry there and nothing else: what shows
+    or counts verdicts (terminal, JSON, tables, report, page, README's blocks) prints the marks that
+    there are, in their order.
 
     Parameters
     ----------
-    mark
-        The words that follow the verdict's own wherever it stands, such as `post hoc`.
-    reason
-        A sentence; it is added to the verdict's.
+    marks
+        {mark: reason}: the words that follow the verdict's own wherever it stands, such as `post
+        hoc`, and a sentence that is added to the verdict's; an empty one sets no mark.
     """
-    if not reason or verdict.status in ("not run", "not addressed"):
+    if verdict.status in ("not run", "not addressed"):
         return verdict
-    marks = {**verdict.marks, mark: reason}
-    return replace(verdict, marks=marks, sentence=f"{verdict.sentence}. {reason}")
+    reasons = {mark: reason for mark, reason in marks.items() if reason}
+    return replace(
+        verdict, marks=reasons, sentence=". ".join([verdict.sentence, *reasons.values()])
+    )
 
 
 def with_discovery_rate(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -175,7 +176,6 @@ def judge_expectation(
     metric: Metric,
     values: Mapping[Pair, float],
     absent: str | None,
-    about: str = "expectation",
     lost: str = "",
 ) -> Verdict:
     """Return the verdict of one expectation on the values of its arm, one per seed or repeat.
@@ -190,7 +190,7 @@ def judge_expectation(
         statement=f"{metric.title} of {expectation.arm}: {expectation.text()} {metric.unit}"
         + (" in every seed" if expectation.statistic == "every_seed" else ""),
         source=f"{expectation.source}: {expectation.because}",
-        about=about,
+        about="paper value" if expectation.source == "paper" else "expectation",
         status="not run",
         sentence=absent or f"no record has {expectation.metric}",
         unit=metric.unit,

@@ -80,14 +80,14 @@ def test_notes_stand_wherever_a_verdict_does_and_are_counted():
 
 
 def test_each_mark_travels_to_the_words_the_counts_and_the_sentence():
-    twice = marked(marked(verdict("reproduced"), "first", "Why"), "second", "And why")
+    twice = marked(verdict("reproduced"), {"first": "Why", "second": "And why"})
     assert twice.marks == {"first": "Why", "second": "And why"}
     assert twice.sentence == "because. Why. And why"
     assert labelled(twice) == "holds, first, second"
     assert counted([twice, verdict("reproduced")]) == "2 hold (1 first, 1 second)"
     assert short_word([twice]) == "holds, first, second"
-    assert marked(verdict(), "first", "") == verdict()
-    assert marked(verdict("not run"), "first", "Why").marks == {}
+    assert marked(verdict(), {"first": ""}) == verdict()
+    assert marked(verdict("not run"), {"first": "Why"}).marks == {}
 
 
 def test_exploratory_verdicts_are_counted_as_nothing_else():
