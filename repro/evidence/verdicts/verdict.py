@@ -143,10 +143,8 @@ def marked(verdict: Verdict, marks: Mapping[str, str]) -> Verdict:
     """
     if verdict.status in ("not run", "not addressed"):
         return verdict
-    reasons = {mark: reason for mark, reason in marks.items() if reason}
-    return replace(
-        verdict, marks=reasons, sentence=". ".join([verdict.sentence, *reasons.values()])
-    )
+    given = {mark: reason for mark, reason in marks.items() if reason}
+    return replace(verdict, marks=given, sentence=". ".join([verdict.sentence, *given.values()]))
 
 
 def with_discovery_rate(verdicts: Sequence[Verdict]) -> list[Verdict]:
