@@ -371,13 +371,11 @@ def _expectations(selection: Selection, device: str | None, expected: Path) -> l
 
 def _paper_expectation(arm: str, metric: str, value: float, items: int, place: str) -> Expectation:
     """Return the paper's percentage with the interval due to its number of test problems."""
-    interval = wilson_interval(value / 100 * items, items)
-    assert interval.low is not None
-    assert interval.high is not None
+    low, high = wilson_interval(value / 100 * items, items)
     return Expectation(
         arm=arm,
         metric=metric,
-        accept=(100 * interval.low, 100 * interval.high),
+        accept=(100 * low, 100 * high),
         source="paper",
         because=f"{place}: {value}, with Wilson's 95 % interval on {items} problems",
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from rich import markup
@@ -14,37 +13,17 @@ from rich.table import Table
 from repro.evidence.origins import seeds_text
 from repro.evidence.printable import without_controls
 from repro.evidence.store import WHOLE
-from repro.evidence.verdicts.verdict import Status
 from repro.judge.blessed import blessed_of
 from repro.judge.bundle import Judged, judge_bundle, judge_folder, untrusted
-from repro.judge.check import (
-    Checked,
-    check_selection,
-    checked_json,
-    exit_status,
-)
+from repro.judge.check import Checked, check_selection, checked_json, exit_status
 from repro.report.ending import bar_word, ending
 from repro.report.numbers import device_title
 from repro.report.run_report import chosen_selections
 from repro.report.tidy import write_table
-from repro.report.verdict_words import Kind, about, as_before_lines, kind_of, labelled, word
+from repro.report.verdict_words import COLOUR, Kind, about, as_before_lines, kind_of, labelled, word
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING
 from repro.spec.checks import require
-
-_COLOURS: Mapping[Status, str] = {
-    "reproduced": "green",
-    "contradicted": "red",
-    "below a tenth": "green",
-    "excluded": "cyan",
-    "no difference": "cyan",
-    "inconclusive": "yellow",
-    "not judged": "yellow",
-    "not testable": "dim",
-    "not addressed": "dim",
-    "not run": "dim",
-}
-
 
 # The paper's claims first; bars, which the suite sets itself, last.
 _ORDER = tuple(Kind)
@@ -92,7 +71,7 @@ def print_check(checked: Checked) -> None:
             said = said.replace(word(verdict), bar_word(verdict), 1)
         table.add_row(
             escape(verdict.statement + kind),
-            f"[{_COLOURS[verdict.status]}]{said}[/]",
+            f"[{COLOUR[verdict.status]}]{said}[/]",
             escape(verdict.sentence),
         )
     if checked.verdicts:

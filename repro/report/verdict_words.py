@@ -52,34 +52,24 @@ HOLDS, DOES_NOT, MIXED, UNDECIDED, NOT_TESTED = PLAIN_WORDS = (
     "undecided",
     "not tested",
 )
-PLAIN: Mapping[Status, str] = {
-    "reproduced": HOLDS,
-    "below a tenth": MIXED,
-    "contradicted": DOES_NOT,
-    "excluded": DOES_NOT,
-    "no difference": DOES_NOT,
-    "inconclusive": UNDECIDED,
-    "not judged": UNDECIDED,
-    "not testable": UNDECIDED,
-    "not addressed": NOT_TESTED,
-    "not run": NOT_TESTED,
+# The plain word, the reason that follows it where several statuses share it, a terminal's colour.
+_BY_STATUS: Mapping[Status, tuple[str, str, str]] = {
+    "reproduced": (HOLDS, "", "green"),
+    "below a tenth": (MIXED, "less than a tenth of the paper's effect", "green"),
+    "contradicted": (DOES_NOT, "the opposite is shown", "red"),
+    "excluded": (DOES_NOT, "the paper's effect is ruled out", "cyan"),
+    "no difference": (DOES_NOT, "no difference that matters", "cyan"),
+    "inconclusive": (UNDECIDED, "", "yellow"),
+    "not judged": (UNDECIDED, "the interval is too wide", "yellow"),
+    "not testable": (UNDECIDED, "not testable here", "dim"),
+    "not addressed": (NOT_TESTED, "needs a larger model", "dim"),
+    "not run": (NOT_TESTED, "", "dim"),
 }
-
-
-# What follows the plain word where several statuses share it.
-_REASONS: Mapping[Status, str] = {
-    "below a tenth": "less than a tenth of the paper's effect",
-    "contradicted": "the opposite is shown",
-    "excluded": "the paper's effect is ruled out",
-    "no difference": "no difference that matters",
-    "not judged": "the interval is too wide",
-    "not testable": "not testable here",
-    "not addressed": "needs a larger model",
+PLAIN = {status: plain for status, (plain, _, _) in _BY_STATUS.items()}
+CLAIM_WORDS = {
+    status: ": ".join(filter(None, (plain, why))) for status, (plain, why, _) in _BY_STATUS.items()
 }
-CLAIM_WORDS: Mapping[Status, str] = {
-    status: f"{plain}: {_REASONS[status]}" if status in _REASONS else plain
-    for status, plain in PLAIN.items()
-}
+COLOUR = {status: colour for status, (_, _, colour) in _BY_STATUS.items()}
 _BAR_WORDS = {HOLDS: "met", DOES_NOT: "missed", UNDECIDED: UNDECIDED, NOT_TESTED: NOT_TESTED}
 # By a verdict's word, what is said of one statement and of several, in the order of a sentence.
 Sayings = Mapping[str, tuple[str, str]]

@@ -141,15 +141,15 @@ def _standard_error(old: Sequence[float], new: Sequence[float]) -> tuple[float, 
     return both.error, both.freedom
 
 
-def wilson_interval(successes: float, n: int) -> Interval:
-    """Return a share with Wilson's 95 % interval, as fractions of 1."""
+def wilson_interval(successes: float, n: int) -> tuple[float, float]:
+    """Return the ends of Wilson's 95 % interval of a share, as fractions of 1."""
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} is no share")
     z = NormalDist().inv_cdf(0.975)
     share = successes / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return Interval(value=share, low=max(0.0, centre - half), high=min(1.0, centre + half), n=n)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def mean(differences: Sequence[float]) -> float:
