@@ -50,11 +50,6 @@ def json_lines(file: str) -> list[Any]:
     return [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
 
 
-def drawn_rows(asked: Namespace) -> list[dict[str, Any]]:
-    """Return the rows of each step of an update: P `prompts` and B `completions`, of token ids."""
-    return json_lines(asked.rows)
-
-
 def by_turns(count: int) -> torch.Tensor:
     """Return (count,) advantages, -1 and 1 by turns, so that no row is idle."""
     return 2.0 * (torch.arange(count) % 2) - 1.0

@@ -174,7 +174,7 @@ def update(learner: Learner, state: TrainState, rollout: Rollout, step: int) -> 
 
 def measure_update(asked: Namespace) -> dict[str, Any]:
     """Return the entry of updates on drawn rows."""
-    steps = harness.drawn_rows(asked)
+    steps = harness.json_lines(asked.rows)
     scale = scale_of(
         asked, DataConfig(train_problems=asked.prompts, test_problems=1), _LEARNING_RATE
     )

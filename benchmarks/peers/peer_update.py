@@ -124,10 +124,8 @@ class Update:
 
 def measure(update: Update, asked: Namespace) -> dict[str, Any]:
     """Return a way's entry, with the rows of a micro-batch that its settings name."""
-    steps, rows = (
-        harness.drawn_rows(asked),
-        min(asked.settings["rows"], asked.prompts * asked.group),
-    )
+    steps = harness.json_lines(asked.rows)
+    rows = min(asked.settings["rows"], asked.prompts * asked.group)
     first = pad_rows(steps[0], rows, update.device)
     # Long rows have one width: a few of them meet every shape.
     warm = first[:2] if asked.lengths == "long" else first

@@ -91,10 +91,10 @@ def point_of(model: str, lengths: str) -> StepPoint:
 
 
 def write_rows(model: str, lengths: str, steps: int, folder: Path, place: Path) -> dict[str, Any]:
-    """Write the rows of an update's steps: a JSON line of P prompts and B completions each.
+    """Write the rows of an update's steps: a JSON line of P `prompts` and B `completions` each.
 
-    Lengths depend on the step alone, and those of `equal` come of the same draws as `spread`.
-    Returns the file, `rows`, and the sizes of a step.
+    Both are of token ids. Lengths depend on the step alone, and those of `equal` come of the same
+    draws as `spread`. Returns the file, `rows`, and the sizes of a step.
     """
     point, out = point_of(model, lengths), place / "rows.jsonl"
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

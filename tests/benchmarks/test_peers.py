@@ -111,7 +111,7 @@ def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(folder, tmp_p
     halved: list[int] = []
 
     def process(self, row, request, place):
-        rows, steps = row.settings["rows"], len(harness.drawn_rows(Namespace(**request)))
+        rows, steps = row.settings["rows"], len(harness.json_lines(request["rows"]))
         asked = request["settings"]["rows"]
         if asked > 32:
             return {"failed": "failed: torch.OutOfMemoryError: CUDA out of memory."}

@@ -157,16 +157,14 @@ def with_discovery_rate(verdicts: Sequence[Verdict]) -> list[Verdict]:
     study = [v for v in verdicts if v.about == "claim" and v.status not in left_out]
     rates = st.false_discovery([1.0 if v.p_alone is None else v.p_alone for v in study])
     by_verdict = {id(v): q for v, q in zip(study, rates, strict=True) if v.p_alone is not None}
-    return [_with_rate(v, by_verdict.get(id(v)), len(study)) for v in verdicts]
-
-
-def _with_rate(verdict: Verdict, q: float | None, study: int) -> Verdict:
-    if q is None:
-        return verdict
-    words = verdict.sentence
-    if verdict.status in SHOWN and q >= ALPHA:
-        words += f". Over the study's {study} statements q = {q:.2g}: not shown at a rate of 5 %"
-    return replace(verdict, q=q, sentence=words)
+    found = []
+    for verdict in verdicts:
+        q, words = by_verdict.get(id(verdict)), verdict.sentence
+        if q is not None and q >= ALPHA and verdict.status in SHOWN:
+            words += f". Over the study's {len(study)} statements q = {q:.2g}: not shown at a rate "
+            words += "of 5 %"
+        found.append(replace(verdict, q=q, sentence=words))
+    return found
 
 
 def judge_expectation(
