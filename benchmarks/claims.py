@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from benchmarks.device_time import device_slug
+from repro.evidence.environment import SEGMENTED
 from repro.evidence.procedure import Measured, RunContext
 from repro.judge.as_before import MetricRow, judged
 from repro.judge.check import stored_evidence
@@ -101,7 +102,7 @@ def claimed_step() -> dict[str, Values]:
         pytest.MonkeyPatch.context() as variables,
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as own,
     ):
-        variables.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        variables.setenv(*SEGMENTED)
         measured = own.submit(_stepped, NVFP4, StepScale(points=(CLAIM,))).result()
     peak = f"peak_bytes_{CLAIM.name}"
     return measured | {peak: {seed: value - held for seed, value in measured[peak].items()}}

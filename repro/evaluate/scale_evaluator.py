@@ -17,7 +17,7 @@ from repro.data.prompts import template_named
 from repro.distributed import ALONE, Ranks
 from repro.evaluate.asking import Evaluator
 from repro.evaluate.grades import Answers
-from repro.evaluate.questions import questions
+from repro.evaluate.questions import Question, questions
 from repro.evidence.record import Estimate
 from repro.reward.custom import load_reward
 from repro.reward.grader import GraderPool
@@ -50,6 +50,8 @@ class ScaleEvaluator:
         self.own_reward = None if named is None else load_reward(named)
         reads = template_named(self.scale.prompt_template).reads
         self.evaluator = Evaluator(sampler, tokenizer, pool, run.seed, reads=reads, ranks=ranks)
+        # A split is rendered once, however often a run asks it.
+        self._rendered: dict[tuple[tuple[Problem, ...], str, int], list[Question]] = {}
 
     def greedy(self, problems: Sequence[Problem], *, opening: str = "") -> Answers:
         """Return greedy answers to the problems."""
@@ -130,14 +132,14 @@ class ScaleEvaluator:
         opening: str = "",
         max_prompt_tokens: int = 0,
     ) -> Answers:
-        asked = questions(
-            problems,
-            self.scale.prompt_template,
-            self.evaluator.tokenizer,
-            max_prompt_tokens=max_prompt_tokens or self.scale.max_prompt_tokens,
-            opening=opening,
-        )
-        return self.evaluator.ask(asked, sampling, samples=samples)
+        longest = max_prompt_tokens or self.scale.max_prompt_tokens
+        key = (tuple(problems), opening, longest)
+        if key not in self._rendered:
+            template, tokenizer = self.scale.prompt_template, self.evaluator.tokenizer
+            self._rendered[key] = questions(
+                problems, template, tokenizer, max_prompt_tokens=longest, opening=opening
+            )
+        return self.evaluator.ask(self._rendered[key], sampling, samples=samples)
 
 
 def mean_tokens(answers: Mapping[str, Answers]) -> dict[str, Estimate]:

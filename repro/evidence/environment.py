@@ -47,6 +47,8 @@ PACKAGES = (
 CONTAINER = "REPRO_CONTAINER"
 # Lets a Hopper GPU run the kernels of other cards (`kernels.dispatch`).
 KERNELS = "REPRO_KERNELS"
+# Lets torch's allocator give segments that grow (`repro.run.worker.is_segmented`).
+SEGMENTED = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 VARIABLES = (
     CONTAINER,
     "OMP_NUM_THREADS",
@@ -54,7 +56,7 @@ VARIABLES = (
     "TRITON_INTERPRET",
     "CUDA_VISIBLE_DEVICES",
     "CUBLAS_WORKSPACE_CONFIG",
-    "PYTORCH_CUDA_ALLOC_CONF",
+    SEGMENTED[0],
     KERNELS,
     "MALLOC_TRIM_THRESHOLD_",
     MEMORY_VARIABLE,

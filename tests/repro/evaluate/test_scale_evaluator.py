@@ -52,14 +52,13 @@ def test_the_length_of_answers_is_the_mean_over_the_sets_where_there_is_no_split
     assert mean_tokens(sets)["completion_tokens_mean"].value == pytest.approx((own + hard) / 2)
 
 
-def test_greedy_and_sampled_questions_have_the_scale_s_limits(tokenizer, pool):
+def test_greedy_and_sampled_questions_have_the_scale_s_limits(tokenizer, pool, monkeypatch):
     one = evaluation(tokenizer, pool)
     one.greedy(TEST)
+    monkeypatch.delattr("repro.evaluate.scale_evaluator.questions")  # each is rendered once
     one.sampled(TEST)
-    assert [sampling for _, _, sampling in one.evaluator.sampler.requests] == [
-        SamplingConfig(temperature=0.0, max_new_tokens=20),
-        SCALE.evaluation.sampling,
-    ]
+    asked = [SamplingConfig(temperature=0.0, max_new_tokens=20), SCALE.evaluation.sampling]
+    assert [sampling for _, _, sampling in one.evaluator.sampler.requests] == asked
 
 
 def test_rewards_are_by_the_arm_s_reward_and_counted(tokenizer, pool):
