@@ -14,7 +14,6 @@ import argparse
 import math
 import os
 import shutil
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +56,7 @@ from repro.run.several_ranks.rank_processes import (
 from repro.run.several_ranks.ray_pool import RayPool
 from repro.run.several_ranks.room import Room, room_of
 from repro.run.shared_work import RunLocks
-from repro.run.worker import STOPPING, CarryOut, Event, Task, tasks_of
+from repro.run.worker import CarryOut, Event, Task, on_stopping, tasks_of
 from repro.run.workers import WorkerPool
 from repro.runlog.run_logger import LogOptions
 from repro.spec.checks import all_of, require, tried
@@ -250,12 +249,9 @@ def execute(
         alone=any(map(_needs_a_fresh_process, plan)),
         claim=locks.take,
     )
-    with locks, pool, Display(tasks, before, console) as display:
-        restore = _stop_on_signals(pool, console)
-        try:
-            faults = _follow(pool, tasks, locks, counts, display)
-        finally:
-            restore()
+    stopping = on_stopping(_asked_to_stop(pool, console))
+    with locks, pool, Display(tasks, before, console) as display, stopping:
+        faults = _follow(pool, tasks, locks, counts, display)
     left = len(pending) - counts["finished"] - counts["failed"]
     failed = counts["failed"] + blocked
     if faults:
@@ -320,8 +316,8 @@ def _shown(event: Event) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _stop_on_signals(pool: WorkerPool, console: Console) -> Callable[[], None]:
-    """Let Ctrl-C or SIGTERM stop workers after their current step, and a second signal at once."""
+def _asked_to_stop(pool: WorkerPool, console: Console) -> Callable[[int, FrameType | None], None]:
+    """Return what lets workers stop after their current step, at a second signal at once."""
     asked: float | None = None
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -334,10 +330,4 @@ def _stop_on_signals(pool: WorkerPool, console: Console) -> Callable[[], None]:
             pool.close()
             raise KeyboardInterrupt
 
-    previous = {name: signal.signal(name, handle) for name in STOPPING}
-
-    def restore() -> None:
-        for name, handler in previous.items():
-            signal.signal(name, handler)
-
-    return restore
+    return handle

@@ -15,12 +15,14 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, cast
 
+from repro.evidence.environment import SEGMENTED
 from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Stopped
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import run_folder
@@ -125,6 +127,17 @@ def is_segmented(run: RunConfig) -> bool:
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
+@contextlib.contextmanager
+def on_stopping(handle: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Handle the signals that ask a start to stop, for the time of a block."""
+    previous = {number: signal.signal(number, handle) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 def work(
     pipe: Connection,
     log: Path,
@@ -154,7 +167,7 @@ def work(
     while (task := inbox.next_task()) is not None:
         os.environ |= task.variables
         if is_segmented(task.run):
-            os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+            os.environ.setdefault(*SEGMENTED)
         if _carry_out(task, pipe, threads, inbox.stop, carry_out, alone):
             return
 

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -28,12 +27,12 @@ from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Progress, Sto
 from repro.run import carry_out as recording
 from repro.run.shared_work import failures_of
 from repro.run.worker import (
-    STOPPING,
     UNDER_WAY,
     CarryOut,
     EndedError,
     Event,
     Task,
+    on_stopping,
     outcome_of,
 )
 from repro.run.workers import WorkerPool
@@ -195,20 +194,19 @@ class InPlace(WorkerPool):
 def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
     """Carry out the first rank's runs together with it; return whether runs are left."""
     asked: list[int] = []
-    previous = {n: signal.signal(n, lambda number, frame: asked.append(number)) for n in STOPPING}
     by_digest = {task.run.digest(): task for task in tasks}
-    try:
-        while (told := ranks.texts(_STOP if asked else "")[0]) in by_digest or told == _WAIT:
-            if told == _WAIT:
-                continue
-            kind, text = outcome_of(by_digest[told], threads, _quietly, lambda: bool(asked), None)
-            if kind not in ("finished", "stopped"):
-                raise SystemExit(f"rank {ranks.rank}: {text}")
-    except PeerLostError as lost:  # between two runs
-        raise SystemExit(str(lost)) from lost
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with on_stopping(lambda number, frame: asked.append(number)):
+        try:
+            while (told := ranks.texts(_STOP if asked else "")[0]) in by_digest or told == _WAIT:
+                if told == _WAIT:
+                    continue
+                kind, text = outcome_of(
+                    by_digest[told], threads, _quietly, lambda: bool(asked), None
+                )
+                if kind not in ("finished", "stopped"):
+                    raise SystemExit(f"rank {ranks.rank}: {text}")
+        except PeerLostError as lost:  # between two runs
+            raise SystemExit(str(lost)) from lost
     return told == LEFT
 
 
