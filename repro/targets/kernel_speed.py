@@ -14,10 +14,9 @@ from __future__ import annotations
 from repro.spec.arm import Arm, WeightFormat
 from repro.spec.claim import Better, Metric
 from repro.spec.config import OperationScale
-from repro.spec.needs import Needs
 from repro.spec.target import Target
-from repro.spec.tier import GIB, Tier
-from repro.targets.table_rows import metric, times
+from repro.spec.tier import GIB
+from repro.targets.table_rows import metric, timed, times
 
 SCALE = OperationScale()
 FORMATS: tuple[WeightFormat, ...] = ("nvfp4", "mxfp4", "nf4")
@@ -102,10 +101,8 @@ KERNELS = Target(
     statement="weight-only 4-bit linear layers are faster than bfloat16 at every number of rows "
     "where weights are what is read, and cost nothing where arithmetic is",
     source="not in the paper; its kernel is compared in Tables 5 to 8",
-    procedure="operation",
     arms=(*_ARMS.values(), Arm(name="operations", label="other operations", training="none")),
-    scales={Tier.SYSTEMS: SCALE},
-    needs={Tier.SYSTEMS: Needs(memory_bytes=16 * GIB, disk_bytes=10_000_000)},
+    **timed("operation", SCALE, 16 * GIB, 10_000_000),
     claims=_CLAIMS,
     metrics=(*_LINEARS, *_OTHERS),
     headline=name_of("ratio", "7b", 8),

@@ -39,7 +39,7 @@ from repro.targets.table1 import (
     NVFP4_LORA,
     NVFP4_LORA_AQN,
 )
-from repro.targets.table_rows import above, gains
+from repro.targets.table_rows import above, gains, variant
 
 TUNING_SEEDS = (100, 101)
 _NEW_TOKENS = 768
@@ -51,10 +51,7 @@ FACTORS = {"low": 1 / 3, "middle": 1.0, "high": 3.0}
 
 def at_rate(arm: Arm, name: str) -> Arm:
     """Return an arm at one of a sweep's rates."""
-    factor, label = FACTORS[name], f"{arm.label}, {name} rate"
-    return dataclasses.replace(
-        arm, name=f"{arm.name}_{name}", label=label, learning_rate_factor=factor
-    )
+    return variant(arm, name, f", {name} rate", learning_rate_factor=FACTORS[name])
 
 
 _SWEPT = tuple(at_rate(arm, name) for arm in (BF16_LORA, NF4_LORA, NVFP4_LORA) for name in FACTORS)

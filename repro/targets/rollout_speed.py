@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from repro.spec.needs import Needs
 from repro.spec.target import Target
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
-from repro.spec.tier import GIB, Tier
-from repro.targets.speed import at_rank, beside_folded, faster_than, named, rate
+from repro.spec.tier import GIB
+from repro.targets.speed import at_rank, beside_folded, faster_than, rate
 from repro.targets.table1 import BF16_LORA, BF16_LORA_FOLDED, NVFP4_LORA
-from repro.targets.table_rows import metric, times
+from repro.targets.table_rows import metric, timed, times, variant
 
 BATCHES = (1, 8, 64, 256)
 POINTS = (
@@ -42,11 +41,9 @@ ROLLOUT = Target(
     statement="sampling from 4-bit weights with a live adapter is faster than from 16-bit ones at "
     "every batch that reinforcement learning uses",
     source="not in the paper; its rollouts are Tables 5 to 9",
-    procedure="throughput",
     version=2,
     arms=(BF16_LORA, NVFP4_LORA),
-    scales={Tier.SYSTEMS: ThroughputScale(points=POINTS)},
-    needs={Tier.SYSTEMS: Needs(memory_bytes=130 * GIB, disk_bytes=100_000)},
+    **timed("throughput", ThroughputScale(points=POINTS), 130 * GIB),
     metrics=(
         *(rate(point.name, batch) for point in POINTS for batch in BATCHES),
         *(
@@ -78,10 +75,8 @@ RANKED = Target(
     title="Rollout engine: LoRA ranks 16 to 128 at batch 1, 7B",
     statement="the adapter's rank hardly changes the speed of a rollout",
     source="not in the paper; its ranks end at 64 (Table 9)",
-    procedure="throughput",
     arms=_RANKED,
-    scales={Tier.SYSTEMS: ThroughputScale(points=(_SMALL,))},
-    needs={Tier.SYSTEMS: Needs(memory_bytes=40 * GIB, disk_bytes=100_000)},
+    **timed("throughput", ThroughputScale(points=(_SMALL,)), 40 * GIB),
     metrics=(rate("7b", 1),),
     claims=tuple(
         times(f"r{first.lora_rank}_within_10_percent_of_r{second.lora_rank}",
@@ -98,17 +93,15 @@ RANKED = Target(
 )  # fmt: skip
 
 
-_BY_VLLM = named(NVFP4_LORA, "vllm", "vLLM's engine and kernels")
+_BY_VLLM = variant(NVFP4_LORA, "vllm", ", vLLM's engine and kernels")
 
 VLLM = Target(
     name="rollout_vllm",
     title="Rollout engine beside vLLM's own: NVFP4 with LoRA, 7B",
     statement="this project's engine samples NVFP4 with LoRA faster than vLLM's, the paper's",
     source="not in the paper, which samples in vLLM; its rollouts are Tables 5 to 9",
-    procedure="throughput",
     arms=(NVFP4_LORA, _BY_VLLM),
-    scales={Tier.SYSTEMS: ThroughputScale(points=POINTS[:1], vllm=(_BY_VLLM.name,))},
-    needs={Tier.SYSTEMS: Needs(memory_bytes=40 * GIB, disk_bytes=100_000)},
+    **timed("throughput", ThroughputScale(points=POINTS[:1], vllm=(_BY_VLLM.name,)), 40 * GIB),
     metrics=tuple(rate("7b", batch) for batch in BATCHES),
     claims=tuple(
         times(f"faster_than_vllm_{batch}",
@@ -123,8 +116,8 @@ VLLM = Target(
 
 
 _IN_VLLM = (
-    *(named(arm, "vllm", "vLLM's engine") for arm in (BF16_LORA, BF16_LORA_FOLDED)),
-    named(BF16_LORA, "fp8_vllm", "rounded to FP8 by vLLM's engine"),
+    *(variant(arm, "vllm", ", vLLM's engine") for arm in (BF16_LORA, BF16_LORA_FOLDED)),
+    variant(BF16_LORA, "fp8_vllm", ", rounded to FP8 by vLLM's engine"),
 )
 VLLM_16_BIT = replace(
     VLLM,
@@ -132,12 +125,13 @@ VLLM_16_BIT = replace(
     title="Rollout engine beside vLLM's own: BF16 and FP8 with LoRA, 7B",
     statement="this engine samples NVFP4 with LoRA faster than vLLM 16-bit or FP8 weights",
     arms=(BF16_LORA, BF16_LORA_FOLDED, *_IN_VLLM, NVFP4_LORA),
-    scales={
-        Tier.SYSTEMS: ThroughputScale(
+    **timed(
+        "throughput",
+        ThroughputScale(
             points=POINTS[:1], vllm=tuple(arm.name for arm in _IN_VLLM), fp8=(_IN_VLLM[-1].name,)
-        )
-    },
-    needs={Tier.SYSTEMS: Needs(memory_bytes=60 * GIB, disk_bytes=100_000)},
+        ),
+        60 * GIB,
+    ),
     claims=tuple(
         faster_than(slow, "7b", batch, "not in the paper") for slow in _IN_VLLM for batch in BATCHES
     ),

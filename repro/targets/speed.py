@@ -20,18 +20,16 @@ weights before a rollout; `table6_folded` and `table8_folded` time that, each ag
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from repro.spec.arm import Arm
 from repro.spec.claim import Claim, Metric
-from repro.spec.needs import Needs
 from repro.spec.target import Target
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
-from repro.spec.tier import GIB, Tier
+from repro.spec.tier import GIB
 from repro.targets import paper_effects
 from repro.targets.table1 import BF16_LORA, BF16_LORA_FOLDED, NF4_LORA, NVFP4_LORA
-from repro.targets.table_rows import NOT_IN_PAPER, metric, times, with_folded
+from repro.targets.table_rows import NOT_IN_PAPER, metric, timed, times, variant, with_folded
 
 # "batch size in {2, 8}", 256 prompt tokens and up to 2048 new ones (App. J); 1 and 4 are added.
 BATCHES = (1, 2, 4, 8)
@@ -54,7 +52,7 @@ def _scale(
     whole: tuple[Arm, ...],
     bitsandbytes: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Return scale and needs of the paper's protocol on these sizes.
+    """Return procedure, scale and needs of the paper's protocol on these sizes.
 
     The arms of `whole` also roll out the first size whole, at the largest batch.
     """
@@ -68,11 +66,7 @@ def _scale(
         bitsandbytes=bitsandbytes,
         whole=tuple((arm.name, sizes[0], max(batches)) for arm in whole),
     )
-    memory = (90 if "32b" in sizes else 45) * GIB
-    return {
-        "scales": {Tier.SYSTEMS: scale},
-        "needs": {Tier.SYSTEMS: Needs(memory_bytes=memory, disk_bytes=100_000)},
-    }
+    return timed("throughput", scale, (90 if "32b" in sizes else 45) * GIB)
 
 
 def _metrics(sizes: tuple[str, ...], batches: tuple[int, ...]) -> tuple[Metric, ...]:
@@ -103,7 +97,6 @@ def _throughput(number: int, size: str) -> Target:
         title=f"Table {number}: rollout throughput and end-to-end speed, {size}",
         statement=f"QeRL samples faster than 16-bit LoRA at {size}",
         source=f"Table {number}; App. J",
-        procedure="throughput",
         arms=arms,
         metrics=_metrics((point,), BATCHES),
         claims=tuple(
@@ -153,13 +146,7 @@ _WHOLE_RANK = 32
 
 def at_rank(arm: Arm, rank: int) -> Arm:
     """Return `arm` with another LoRA rank, and a scaling of 1 as before."""
-    ranked = replace(arm, lora_rank=rank, lora_alpha=float(rank))
-    return named(ranked, f"r{rank}", f"rank {rank}")
-
-
-def named(arm: Arm, name: str, label: str) -> Arm:
-    """Return `arm` with more in its name and label."""
-    return replace(arm, name=f"{arm.name}_{name}", label=f"{arm.label}, {label}")
+    return variant(arm, f"r{rank}", f", rank {rank}", lora_rank=rank, lora_alpha=float(rank))
 
 
 def _ranked(arm: Arm) -> tuple[Arm, ...]:
@@ -202,7 +189,6 @@ def _by_rank(
         title=title,
         statement=statement,
         source=source,
-        procedure="throughput",
         arms=arms,
         metrics=_metrics(sizes, (1,)),
         claims=tuple(
@@ -226,7 +212,7 @@ TABLE9 = _by_rank(
     statement="NVFP4 LoRA samples faster than BF16 LoRA at every rank",
 )
 _QLORA = _ranked(NF4_LORA)
-_THEIRS = tuple(named(arm, "bitsandbytes", "products by bitsandbytes") for arm in _QLORA)
+_THEIRS = tuple(variant(arm, "bitsandbytes", ", products by bitsandbytes") for arm in _QLORA)
 FIGURE11 = _by_rank(
     ("14b", "32b"),
     {"nf4": _QLORA, "bitsandbytes": _THEIRS},
@@ -248,14 +234,13 @@ _OVER_LORA = paper_effects.ratio(
     "ICLR 2026, abstract: about 1.3, as Table 6 of v1 (1.31, 1.27); the stage table of the same "
     "version has 1.57 (6.28 s over 4.00 s)",
 )
-BITSANDBYTES = named(NF4_LORA, "bitsandbytes", "products by bitsandbytes")
+BITSANDBYTES = variant(NF4_LORA, "bitsandbytes", ", products by bitsandbytes")
 FINAL_ABSTRACT = Target(
     name="final_abstract",
     title="The final abstract: rollout against QLoRA and 16-bit LoRA, 7B",
     statement="QeRL's rollout is more than 1.5 times as fast as QLoRA's, and about 1.3 times as "
     "fast as 16-bit LoRA's",
     source=_FINAL[8],
-    procedure="throughput",
     arms=(BF16_LORA, BF16_LORA_FOLDED, NF4_LORA, BITSANDBYTES, NVFP4_LORA),
     metrics=tuple(rate("7b", batch) for batch in _FINAL),
     claims=tuple(

@@ -7,11 +7,10 @@ from typing import Any
 
 from repro.spec.arm import Arm
 from repro.spec.claim import Better, Claim, Effect, Metric
-from repro.spec.needs import Needs
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin
 from repro.spec.target import Target
-from repro.spec.tier import GIB, Tier
-from repro.targets.table_rows import metric, times
+from repro.spec.tier import GIB
+from repro.targets.table_rows import metric, timed, times
 
 _SECONDS = {
     "step": "time of a GRPO step",
@@ -76,11 +75,9 @@ def step_target(
         name=name,
         title=title,
         statement=statement,
-        procedure="step_time",
         timed_repeats=scale.steps,
         arms=arms,
-        scales={Tier.SYSTEMS: scale},
-        needs={Tier.SYSTEMS: Needs(memory_bytes=card, disk_bytes=10_000_000)},
+        **timed("step_time", scale, card, 10_000_000),
         **more,
     )
 

@@ -36,7 +36,7 @@ from repro.spec.needs import Needs
 from repro.spec.target import Target
 from repro.spec.tier import GIB, REAL_CHECKPOINTS, Tier
 from repro.targets import paper_effects, paper_tier
-from repro.targets.table_rows import above, gains, metric
+from repro.targets.table_rows import above, gains, metric, variant
 
 BF16 = Arm(name="bf16", label="BF16, untrained", training="none")
 NF4 = Arm(name="nf4", label="NF4, untrained", training="none", weight_format="nf4")
@@ -45,9 +45,7 @@ NVFP4 = Arm(name="nvfp4", label="NVFP4, untrained", training="none", weight_form
 BF16_FULL = Arm(name="bf16_full", label="BF16, full fine-tuning", training="full")
 BF16_LORA = Arm(name="bf16_lora", label="BF16, LoRA")
 # Not in the paper: how TRL and Unsloth sample from 16-bit weights with an adapter.
-BF16_LORA_FOLDED = dataclasses.replace(
-    BF16_LORA, name="bf16_lora_folded", label="BF16, LoRA folded in", rollout_adapter="folded"
-)
+BF16_LORA_FOLDED = variant(BF16_LORA, "folded", " folded in", rollout_adapter="folded")
 NF4_LORA = Arm(name="nf4_lora", label="NF4, LoRA (QLoRA)", weight_format="nf4")
 MXFP4_LORA = Arm(name="mxfp4_lora", label="MXFP4, LoRA", weight_format="mxfp4")
 NVFP4_LORA = Arm(name="nvfp4_lora", label="NVFP4, LoRA (QeRL without AQN)", weight_format="nvfp4")

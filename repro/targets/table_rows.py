@@ -8,7 +8,9 @@ from typing import Any
 
 from repro.spec.arm import Arm
 from repro.spec.claim import Better, Claim, Effect, Metric, slope
+from repro.spec.needs import Needs
 from repro.spec.target import Target
+from repro.spec.tier import Tier
 
 # TRL and Unsloth fold a LoRA adapter into 16-bit weights before a rollout.
 NOT_IN_PAPER = "not in the paper, which multiplies by the adapter apart"
@@ -17,6 +19,23 @@ NOT_IN_PAPER = "not in the paper, which multiplies by the adapter apart"
 def metric(name: str, unit: str, title: str, better: Better | None = None, **more: Any) -> Metric:
     """Return a metric; `more` are further fields of `Metric`."""
     return Metric(name=name, unit=unit, title=title, better=better, **more)
+
+
+def timed(
+    procedure: str, scale: Any, memory_bytes: int, disk_bytes: int = 100_000
+) -> dict[str, Any]:
+    """Return fields of a target that times on a device: its procedure, scale and needs."""
+    return {
+        "procedure": procedure,
+        "scales": {Tier.SYSTEMS: scale},
+        "needs": {Tier.SYSTEMS: Needs(memory_bytes=memory_bytes, disk_bytes=disk_bytes)},
+    }
+
+
+def variant(arm: Arm, name: str, label: str, **changes: Any) -> Arm:
+    """Return an arm with changes, and more at the end of its name and its label."""
+    named = {"name": f"{arm.name}_{name}", "label": arm.label + label}
+    return dataclasses.replace(arm, **(named | changes))
 
 
 def above(

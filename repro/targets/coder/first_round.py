@@ -37,7 +37,7 @@ from repro.spec.config import (
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import mini, paper_effects, table1
-from repro.targets.table_rows import above, gains, metric, rises, times
+from repro.targets.table_rows import above, gains, metric, rises, times, variant
 
 # Publisher's file on the hub, and the SHA-256 of its bytes.
 _FILES = {
@@ -97,22 +97,17 @@ STRONG_AQN = finished(
     label="NVFP4, LoRA + five times AQN",
     noise=NoiseConfig(sigma_start=5e-2, sigma_end=2.5e-3),
 )
-TWICE_RATE = finished(
-    BF16, name="bf16_lora_twice_rate", label="BF16, LoRA at twice the rate", learning_rate_factor=2
-)
+TWICE_RATE = variant(BF16, "twice_rate", " at twice the rate", learning_rate_factor=2)
 
 
-def _at(temperature: float, name: str, label: str) -> Arm:
-    return finished(
-        BF16,
-        name=f"{name}_t{round(100 * temperature)}",
-        label=f"{label} at temperature {temperature:g}",
-        temperature_factor=temperature,
-    )
+def _at(temperature: float, arm: Arm) -> Arm:
+    name, label = f"t{round(100 * temperature)}", f" at temperature {temperature:g}"
+    return variant(arm, name, label, temperature_factor=temperature)
 
 
-COOL, WARM = (_at(temperature, "bf16_lora", "BF16, LoRA") for temperature in (0.9, 1.1))
-_TEMPERED = tuple(_at(temperature, "bf16", "BF16") for temperature in (0.9, 1.1, 1.2))
+COOL, WARM = _at(0.9, BF16), _at(1.1, BF16)
+_MEASURED = finished(BF16, name="bf16", label="BF16")
+_TEMPERED = tuple(_at(temperature, _MEASURED) for temperature in (0.9, 1.1, 1.2))
 _TRAINED = (BF16, NVFP4, AQN, HALF, DOUBLE, STRONG_AQN, WARM, COOL, TWICE_RATE, NF4, MXFP4, FULL)
 
 

@@ -39,7 +39,7 @@ from repro.targets.coder.first_round import (
     finished,
     scale_of,
 )
-from repro.targets.table_rows import above, gains, metric, times
+from repro.targets.table_rows import above, gains, metric, times, variant
 
 # The rate with the highest mean of the tests from step 100 on is taken, of two within a point the
 # lower. It must gain 8 points at T 0.6 and 5 greedily, and end within 2 points of its best test;
@@ -67,9 +67,8 @@ def _rounds(size: str, steps: int, tests: Sequence[int], **changes: object) -> T
 
 
 def _at_peak(name: str, factor: float) -> Arm:
-    label = f"{BF16.label}, peak rate {factor * _PEAK_RATE:.0e}"
-    arm = f"{BF16.name}_{name}"
-    return dataclasses.replace(BF16, name=arm, label=label, learning_rate_factor=factor)
+    label = f", peak rate {factor * _PEAK_RATE:.0e}"
+    return variant(BF16, name, label, learning_rate_factor=factor)
 
 
 def _gate(size: str, suffix: str, words: str, arms: Sequence[Arm], scale: TrainScale) -> Target:
@@ -243,13 +242,8 @@ def _learning(size: str, scale: TrainScale) -> tuple[Target, Target]:
     return primary, details
 
 
-def _slower(name: str, words: str, factor: float) -> Arm:
-    label = f"{BF16.label} at {words} of its rate"
-    arm = f"{BF16.name}_{name}_rate"
-    return dataclasses.replace(BF16, name=arm, label=label, learning_rate_factor=factor)
-
-
-_HALF, _TENTH = _slower("half", "a half", 0.5), _slower("tenth", "a tenth", 0.1)
+_HALF = variant(BF16, "half_rate", " at a half of its rate", learning_rate_factor=0.5)
+_TENTH = variant(BF16, "tenth_rate", " at a tenth of its rate", learning_rate_factor=0.1)
 _RATES = Target(
     name="rates_coder_0_5b",
     title="What 16-bit LoRA's learning rate is worth on Qwen2.5-Coder-0.5B",
