@@ -119,7 +119,7 @@ def train_and_evaluate(run: RunConfig, context: RunContext) -> Measured:
             hooks = logger.around(hooks, loaded_run.evaluation.evaluator.tokenizer)
         progress("beginning to train", {})  # a step of a large model takes minutes
         result = train_run(loaded_run, learner, hooks, folder / "checkpoint")
-        learner.refresh()
+        learner.sampler.refresh()
         progress("evaluating", {})
         measured = loaded_run.outcome(result.series)
         facts = measured.facts

@@ -118,23 +118,3 @@ def overlong_penalty(length: int, *, max_new_tokens: int, buffer: float) -> floa
         return 0.0
     span = buffer * max_new_tokens
     return -min(max((length - (max_new_tokens - span)) / span, 0.0), 1.0)
-
-
-def informative_groups(values: Sequence[float | None], group_ids: Sequence[int]) -> list[int]:
-    """Return the ids, in first-seen order, of groups whose values differ.
-
-    Dynamic sampling keeps those whose *accuracies* differ, or the rewards of another kind than the
-    task's: the shaped sum would keep groups that differ in length or tags alone. The expected share
-    of groups kept by accuracy is 1 - p^G - (1-p)^G.
-
-    Parameters
-    ----------
-    values
-        B values, such as accuracies, 1 right and 0 wrong; None where none could be computed.
-    """
-    seen: dict[int, set[float]] = {}
-    for value, group in zip(values, group_ids, strict=True):
-        outcomes = seen.setdefault(int(group), set())
-        if value is not None:
-            outcomes.add(value)
-    return [group for group, outcomes in seen.items() if len(outcomes) >= 2]

@@ -26,12 +26,7 @@ from torch import Tensor
 from repro.data.problem import Problem
 from repro.data.prompts import read_texts, render_within
 from repro.reward.score import Rewards
-from repro.rl.advantage import (
-    Advantages,
-    group_advantages,
-    informative_groups,
-    overlong_penalty,
-)
+from repro.rl.advantage import Advantages, group_advantages, overlong_penalty
 from repro.rl.clock import Clock
 from repro.rl.rows import Rows, make_rows, mean_of
 from repro.spec.config import RunConfig, TrainScale, derive_seed
@@ -387,10 +382,13 @@ class GrowingRollout:
 
 
 def _informative(groups: Sequence[_Group], by: Literal["unshaped", "accuracy"]) -> list[_Group]:
-    """Return the groups whose rows differ in a value."""
-    ids = [place for place, group in enumerate(groups) for _ in group.rows]
-    values = [getattr(row.graded, by) for group in groups for row in group.rows]
-    return [groups[place] for place in informative_groups(values, ids)]
+    """Return the groups whose rows differ in a value; None, of rows without one, does not count.
+
+    By accuracy the expected share of groups is 1 - p^G - (1-p)^G. The shaped reward would keep
+    groups that differ in length or tags alone.
+    """
+    values = [{getattr(row.graded, by) for row in group.rows} - {None} for group in groups]
+    return [group for group, own in zip(groups, values, strict=True) if len(own) >= 2]
 
 
 def collect(growing: GrowingRollout, sample: Sample, score: Score, clock: Clock) -> Rollout:

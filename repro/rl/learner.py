@@ -7,8 +7,8 @@ both while it is added.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,22 +19,22 @@ from torch import Tensor, nn
 from repro.distributed import ALONE, Ranks
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl.collect import BatchRequest, Rollout
-from repro.rl.micro_batches import token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
-from repro.rl.optimizers import build_optimizer, scheduled_step
-from repro.rl.rollout_receipts import Values, at_most_what_fitted, note_smaller_batches
+from repro.rl.optimizers import build_optimizer, gradient_step
+from repro.rl.rollout_receipts import Values, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.step import (
     StepInputs,
     StepOutput,
     accumulate_step,
     evaluate_rows,
-    reference_logprobs,
+    exchanged,
     zero_missing_gradients,
 )
 from repro.rl.training_state import TrainState, load_checkpoint, save_checkpoint
 from repro.rollout.sampler import Completion, Sampler, shared
 from repro.spec.config import RunConfig, TrainScale
+from repro.spec.schedule import learning_rate_of_run
 
 During = Literal["rollout", "update"]
 
@@ -66,8 +66,7 @@ class Learner:
     kept_blocks: int | None = 0
     ranks: Ranks = ALONE
 
-    @contextmanager
-    def perturbed(self, step: int, during: During) -> Iterator[NoiseReceipt]:
+    def perturbed(self, step: int, during: During) -> AbstractContextManager[NoiseReceipt]:
         """Add the noise of a step, counted from 0, to the norms inside a `with` block.
 
         Parameters
@@ -80,10 +79,7 @@ class Learner:
         noise = self.run.arm.noise
         if during == "update" and noise is not None and noise.reach != "shared":
             noise = None
-        with perturbed(
-            self.policy, noise, seed=self.run.seed, step=step, total_steps=scale.steps
-        ) as receipt:
-            yield receipt
+        return perturbed(self.policy, noise, seed=self.run.seed, step=step, total_steps=scale.steps)
 
     def sample(self, request: BatchRequest) -> Sequence[Completion]:
         """Return completions of the request's prompts, sampled with the run's settings."""
@@ -95,37 +91,30 @@ class Learner:
         )
         return batch.completions
 
-    def refresh(self) -> None:
-        """Let the sampler use the current weights, without noise."""
-        self.sampler.refresh()
-
     def old_logprobs(self, rollout: Rollout, parts: Sequence[Tensor], state: TrainState) -> Tensor:
         """Return (B, T) log-probabilities of the rows of all steps but the first, no gradient.
 
         The first step takes those of its own pass, so that its ratio is exactly 1. `parts` are the
         rows of each optimiser step.
         """
-        rows, temperature = rollout.rows, self.run.rollout.temperature
-        every = torch.zeros(rows.mask.shape)  # (B, T)
+        every = torch.zeros(rollout.rows.mask.shape)  # (B, T)
         for part in parts[1:]:
-            budget = self._micro_tokens(rows, part, state)
-            logprobs, fitting = evaluate_rows(
-                self.policy, rows, part, temperature, micro_tokens=budget, ranks=self.ranks
-            )
-            every += logprobs
-            note_smaller_batches(state, state.step, budget, fitting)
+            every += self._evaluated(rollout.rows, part, state)
         return every
 
     def reference_logprobs(self, rollout: Rollout, state: TrainState) -> Tensor | None:
         """Return (B, T) log-probabilities under the initial weights, for a loss that needs them."""
         if self.run.arm.loss.beta == 0:
             return None
-        rows, temperature = rollout.rows, self.run.rollout.temperature
-        budget = self._micro_tokens(rows, torch.arange(len(rows)), state)
-        logprobs, fitting = reference_logprobs(
-            self.policy, rows, temperature, self.parameters, self.reference,
-            micro_tokens=budget, ranks=self.ranks,
-        )  # fmt: skip
+        with exchanged(self.parameters, self.reference):
+            return self._evaluated(rollout.rows, torch.arange(len(rollout.rows)), state)
+
+    def _evaluated(self, rows: Rows, index: Tensor, state: TrainState) -> Tensor:
+        """Return (B, T) log-probabilities of rows `index` under the weights as they are."""
+        budget, temperature = self._micro_tokens(rows, index, state), self.run.rollout.temperature
+        logprobs, fitting = evaluate_rows(
+            self.policy, rows, index, temperature, micro_tokens=budget, ranks=self.ranks
+        )
         note_smaller_batches(state, state.step, budget, fitting)
         return logprobs
 
@@ -161,7 +150,11 @@ class Learner:
             shards.take_gradients()
         zero_missing_gradients(self.parameters)
         self.ranks.add_gradients(self.parameters, step, () if shards is None else shards.cut)
-        return {**scheduled_step(self.run, self.optimizer, self.parameters, step, shards)}
+        rate, most = learning_rate_of_run(self.run, step), self.run.scale.optimizer.max_grad_norm
+        norm = gradient_step(
+            self.optimizer, self.parameters, rate=rate, max_grad_norm=most, shards=shards
+        )
+        return {"grad_norm": norm, "learning_rate": rate}
 
     def save(self, folder: Path, state: TrainState) -> None:
         """Write a checkpoint into `folder`."""
@@ -199,10 +192,15 @@ class Learner:
         return state
 
     def _micro_tokens(self, rows: Rows, index: Tensor, state: TrainState) -> int:
-        """Return the packed tokens of a micro-batch of rows `index` to begin with."""
+        """Return the packed tokens of a micro-batch of rows `index` to begin with.
+
+        They are those of `micro_batch_rows` rows as long as the longest where nothing else is set,
+        or the smaller size to which an earlier step had to reduce them.
+        """
         scale: TrainScale = self.run.scale
-        budget = token_budget(rows.packed_tokens(), index, scale.micro_batch_rows)
-        return at_most_what_fitted(state, self.micro_tokens or budget)
+        longest = max(rows.packed_tokens()[index].tolist(), default=1)
+        budget = self.micro_tokens or scale.micro_batch_rows * longest
+        return min(budget, state.facts.get("micro_tokens", budget))
 
 
 def learner_of(

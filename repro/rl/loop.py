@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from repro.rl.clock import WallClock
 from repro.rl.collect import GrowingRollout, Rollout
@@ -19,6 +20,7 @@ from repro.spec.config import TrainScale
 
 # Makes some steps and advances the state in place; returns the values of each step.
 Iterate = Callable[[TrainState], list[Values]]
+Answered = TypeVar("Answered")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,9 +74,11 @@ def run_steps(
     """
     scale: TrainScale = learner.run.scale
     state = _load_or_begin(learner, hooks, folder)
-    learner.refresh()
+    learner.sampler.refresh()
+    clock.leave_out()
     if scale.evaluation.token_budget and not state.series:
-        _evaluate(learner, state, hooks)  # the area under the curve starts where training starts
+        # The area under the curve starts where training starts.
+        _ask(learner, state, clock, hooks.evaluate, note_accuracy)
     saved = state.step
     clock.leave_out()
     while state.step < scale.steps and not _reached(state, scale):
@@ -86,13 +90,9 @@ def run_steps(
         _tell(hooks, began, steps, clock.take(len(steps)))
         every = scale.evaluation.every
         if every >= 1 and state.step // every != began // every:
-            clock.mark("idle")
-            _evaluate(learner, state, hooks)
-            clock.leave_out()
+            _ask(learner, state, clock, hooks.evaluate, note_accuracy)
         if any(began < step <= state.step for step in scale.evaluation.test_at):
-            clock.mark("idle")
-            _test(learner, state, hooks)
-            clock.leave_out()
+            _ask(learner, state, clock, hooks.test, note_test)
         if state.step - saved >= scale.checkpoint_every:
             _save(learner, state, hooks, folder)
             saved = state.step
@@ -131,21 +131,19 @@ def _tell(hooks: Hooks, began: int, steps: Sequence[Values], seconds: Mapping[st
             hooks.on_step(number, {**values, **seconds})
 
 
-def _evaluate(learner: Learner, state: TrainState, hooks: Hooks) -> None:
-    """Evaluate without noise, and note the value."""
-    if hooks.evaluate is None:
+def _ask(
+    learner: Learner,
+    state: TrainState,
+    clock: WallClock,
+    hook: Callable[[int], Answered] | None,
+    note: Callable[[TrainState, int, Answered], None],
+) -> None:
+    """Evaluate without noise, outside of all phases, and note what it gave."""
+    if hook is None:
         return
+    clock.mark("idle")
     started = time.perf_counter()
-    learner.refresh()
-    note_accuracy(state, state.step, hooks.evaluate(state.step))
+    learner.sampler.refresh()
+    note(state, state.step, hook(state.step))
     state.count_seconds("evaluation_seconds", started)
-
-
-def _test(learner: Learner, state: TrainState, hooks: Hooks) -> None:
-    """Answer the test split, without noise, and note what it gave."""
-    if hooks.test is None:
-        return
-    started = time.perf_counter()
-    learner.refresh()
-    note_test(state, state.step, hooks.test(state.step))
-    state.count_seconds("evaluation_seconds", started)
+    clock.leave_out()

@@ -68,11 +68,6 @@ def split_by_tokens(
     return list(index.split(cut(even if fewest > 1 else micro_tokens)))
 
 
-def token_budget(sizes: Tensor, index: Tensor, micro_batch_rows: int) -> int:
-    """Return the tokens of `micro_batch_rows` rows as long as the longest of rows `index`."""
-    return micro_batch_rows * max(sizes[index].tolist(), default=1)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How one optimiser step is carried out.

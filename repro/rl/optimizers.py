@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from repro.distributed import BatchError
 from repro.models.sharding import Shards
-from repro.spec.config import OptimizerConfig, RunConfig, TrainScale
-from repro.spec.schedule import learning_rate_of_run
+from repro.spec.config import OptimizerConfig
 
 
 def build_optimizer(
@@ -26,19 +25,15 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimiser over the parameters, in their order.
 
-    Raises
-    ------
-    ValueError
-        When there is nothing to optimise, or `adamw_8bit` meets parameters off the GPU.
-    RuntimeError
-        When `adamw_8bit` is asked for and bitsandbytes is not installed.
+    Raises `ValueError` when there is nothing to optimise, or `adamw_8bit` meets parameters off the
+    GPU; `RuntimeError` when `adamw_8bit` is asked for and bitsandbytes is not installed.
     """
     if not parameters:
         raise ValueError("there are no trainable parameters; an optimiser needs at least one")
     ordered = list(parameters.values())
     device = ordered[0].device.type
     settings: dict[str, Any] = {
-        "lr": 0.0,  # set before every step by `scheduled_step`
+        "lr": 0.0,  # set before every step
         "betas": (float(config.beta1), float(config.beta2)),
         "weight_decay": config.weight_decay,
     }
@@ -58,22 +53,17 @@ def build_optimizer(
     return optimizer
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of every parameter group."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
 def gradient_step(
     optimizer: torch.optim.Optimizer,
     parameters: dict[str, nn.Parameter],
     *,
+    rate: float,
     max_grad_norm: float,
     shards: Shards | None = None,
 ) -> float:
-    """Clip the gradients to a total norm, step, clear them; return the norm before clipping.
+    """Clip the gradients to a total norm, step at a rate, clear them; return the norm before.
 
-    With `shards` it is the norm over all ranks. `ValueError` when it is not finite: an update would
+    With `shards` it is the norm over all ranks. `BatchError` when it is not finite: an update would
     destroy the weights.
     """
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
@@ -81,32 +71,13 @@ def gradient_step(
     total = nn.utils.get_total_norm(gradients.values()) if over_ranks is None else over_ranks
     nn.utils.clip_grads_with_norm_(parameters.values(), max_grad_norm, total)
     norm = float(total)
-    require_finite(norm)
+    if not math.isfinite(norm):
+        raise BatchError(f"the gradient norm is {norm}; it must be finite")
+    for group in optimizer.param_groups:
+        group["lr"] = rate
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
-
-
-def require_finite(norm: float) -> None:
-    """Raise `BatchError` for a gradient norm that is not finite: an update destroys the weights."""
-    if not math.isfinite(norm):
-        raise BatchError(f"the gradient norm is {norm}; it must be finite")
-
-
-def scheduled_step(
-    run: RunConfig,
-    optimizer: torch.optim.Optimizer,
-    parameters: dict[str, nn.Parameter],
-    step: int,
-    shards: Shards | None = None,
-) -> dict[str, float]:
-    """Step at the step's learning rate; return `grad_norm` before clipping and the rate."""
-    scale: TrainScale = run.scale
-    rate = learning_rate_of_run(run, step)
-    set_learning_rate(optimizer, rate)
-    most = scale.optimizer.max_grad_norm
-    norm = gradient_step(optimizer, parameters, max_grad_norm=most, shards=shards)
-    return {"grad_norm": norm, "learning_rate": rate}
 
 
 def optimizer_tensors(

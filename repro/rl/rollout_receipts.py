@@ -2,8 +2,7 @@
 
 Facts are sums and maxima over rollouts (norms perturbed and their realised sigma, rows trained
 on). Checkpoints hold them, so a resumed run's receipts are those of the whole run; only `seconds`
-differ from an uninterrupted one. Counts from elsewhere in the process (grades, killed graders, peak
-memory) form a `Tally`, which is saved in each checkpoint and continued from it.
+differ from an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -74,13 +73,6 @@ def note_rollout(
     return values
 
 
-def note_step(state: TrainState, values: Values) -> None:
-    """Append a step's values to the run's series and count the step."""
-    for name, value in values.items():
-        state.series.setdefault(name, []).append(value)
-    state.step += 1
-
-
 def _note_rows(state: TrainState, rollout: Rollout) -> None:
     facts = state.facts
     facts["advantage_group_mean_max"] = max(
@@ -115,11 +107,6 @@ def _note_noise(state: TrainState, receipt: NoiseReceipt) -> None:
         noise["digest"] = hashlib.sha256((noise["digest"] + receipt.digest).encode()).hexdigest()
 
 
-def at_most_what_fitted(state: TrainState, micro_tokens: int) -> int:
-    """Return `micro_tokens`, or the smaller size to which an earlier step had to reduce it."""
-    return min(micro_tokens, state.facts.get("micro_tokens", micro_tokens))
-
-
 def note_smaller_batches(state: TrainState, step: int, asked: int, fitting: int) -> None:
     """Note that memory ran out with `asked` tokens in a micro-batch, but not with `fitting`.
 
@@ -141,14 +128,10 @@ def _largest_group_mean(rollout: Rollout) -> float:
 
 def note_test(state: TrainState, step: int, values: Mapping[str, float]) -> None:
     """Note what the test split gave after `step` steps, as series `test_<metric>`."""
-    state.series.setdefault("test_steps", []).append(step)
-    for name, value in values.items():
-        state.series.setdefault(f"test_{name}", []).append(value)
+    state.note(test_steps=step, **{f"test_{name}": value for name, value in values.items()})
 
 
 def note_accuracy(state: TrainState, step: int, accuracy: float) -> None:
     """Note a held-out accuracy with the steps and the tokens sampled for training behind it."""
     sampled = state.facts["rows"]["tokens_sampled"] if step else 0
-    state.series.setdefault("evaluation_step", []).append(step)
-    state.series.setdefault("evaluation_accuracy", []).append(accuracy)
-    state.series.setdefault("evaluation_tokens", []).append(sampled)
+    state.note(evaluation_step=step, evaluation_accuracy=accuracy, evaluation_tokens=sampled)

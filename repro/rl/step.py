@@ -18,7 +18,8 @@ Easy mistakes
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -405,29 +406,14 @@ def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int 
     return metrics | entropies(output.entropy[index], mask, truncated)
 
 
-def reference_logprobs(
-    policy: Policy,
-    rows: Rows,
-    temperature: float,
-    parameters: dict[str, nn.Parameter],
-    reference: dict[str, Tensor],
-    *,
-    micro_tokens: int,
-    ranks: Ranks = ALONE,
-) -> tuple[Tensor, int]:
-    """Return (B, T) log-probabilities under the weights `reference`, swapped in for the passes.
-
-    This works for LoRA, norms and full training. Also returns the tokens per pass that fitted in
-    memory.
-    """
-    everything = torch.arange(len(rows))
-    _exchange(parameters, reference)
+@contextmanager
+def exchanged(parameters: dict[str, nn.Parameter], others: dict[str, Tensor]) -> Iterator[None]:
+    """Exchange the values of LoRA factors, norms or whole weights with `others` inside a block."""
+    _exchange(parameters, others)
     try:
-        return evaluate_rows(
-            policy, rows, everything, temperature, micro_tokens=micro_tokens, ranks=ranks
-        )
+        yield
     finally:
-        _exchange(parameters, reference)
+        _exchange(parameters, others)
 
 
 @torch.no_grad()

@@ -1,8 +1,5 @@
 """The training loop, top to bottom: rollout under noise, advantages, updates, logs, checkpoints.
 
-This is the only training loop. Each iteration adds noise, samples completions, computes rewards and
-advantages, updates the policy and notes receipts.
-
 Details that decide whether results are valid, with their sources:
 
 1.  The run's seed fixes the order of problems; the seed of each completion comes from (seed, step,
@@ -49,7 +46,7 @@ from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
 from repro.rl.learner import Learner
 from repro.rl.loop import Hooks, run_steps
 from repro.rl.noise import NoiseReceipt
-from repro.rl.rollout_receipts import Values, note_rollout, note_step
+from repro.rl.rollout_receipts import Values, note_rollout
 from repro.rl.rows import Rows
 from repro.rl.step import StepInputs, step_metrics
 from repro.rl.training_state import TrainResult, TrainState
@@ -103,12 +100,6 @@ class Training:
     clock: Clock = field(default_factory=Clock)
     hooks: Hooks = field(default_factory=Hooks)
 
-    @property
-    def scale(self) -> TrainScale:
-        """The run's scale."""
-        scale: TrainScale = self.learner.run.scale
-        return scale
-
 
 def iterate(t: Training, state: TrainState) -> list[Values]:
     """Make one rollout and the optimiser steps on it; advance `state` by these steps.
@@ -131,7 +122,8 @@ def iterate(t: Training, state: TrainState) -> list[Values]:
 
 
 def _iterate(t: Training, state: TrainState, growing: GrowingRollout) -> list[Values]:
-    learner, step, scale = t.learner, state.step, t.scale
+    learner, step = t.learner, state.step
+    scale: TrainScale = learner.run.scale
     started = time.perf_counter()
     with learner.perturbed(step, "rollout") as receipt:
         rollout = collect(growing, learner.sample, t.score, t.clock)
@@ -145,7 +137,7 @@ def _iterate(t: Training, state: TrainState, growing: GrowingRollout) -> list[Va
     t.clock.mark("idle")
     with learner.perturbed(step, "update"):
         steps, before = _update_all(t, rollout, parts, state)
-    learner.refresh()
+    learner.sampler.refresh()
     t.clock.mark("optimizer")
     state.count_seconds("update_seconds", started)
 
@@ -202,4 +194,5 @@ def _note(
     once = note_rollout(t.learner.run, state, rollout, receipt, before, torch.cat(list(parts)))
     for values in steps:
         values |= once
-        note_step(state, values)
+        state.note(**values)
+        state.step += 1

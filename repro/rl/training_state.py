@@ -80,6 +80,11 @@ class TrainState:
     def __post_init__(self) -> None:
         self.facts = Facts(self.facts)  # a checkpoint's are plain JSON values
 
+    def note(self, **values: float | int | None) -> None:
+        """Append values to their series."""
+        for name, value in values.items():
+            self.series.setdefault(name, []).append(value)
+
     def count_seconds(self, name: str, started: float) -> None:
         """Add the seconds since `started` to a named total."""
         seconds = self.facts.setdefault("seconds", {})

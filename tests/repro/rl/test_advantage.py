@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.rl.advantage import group_advantages, informative_groups, overlong_penalty
+from repro.rl.advantage import group_advantages, overlong_penalty
 
 
 def advantages(rewards, ids, scale_by_std=True, epsilon=1e-4):
@@ -59,8 +59,3 @@ def test_overlong_penalty_falls_to_one_over_its_buffer_and_is_off_without():
         penalty = overlong_penalty(length, max_new_tokens=100, buffer=0.2)
         assert penalty == pytest.approx(expected, abs=1e-12)
         assert overlong_penalty(length, max_new_tokens=100, buffer=0.0) == 0.0
-
-
-def test_informative_groups_go_by_accuracy():
-    ids = [3, 3, 1, 1, 2, 2, 5, 5]
-    assert informative_groups([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, None, 1.0], ids) == [3]

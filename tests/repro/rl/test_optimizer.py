@@ -12,7 +12,6 @@ from repro.rl.optimizers import (
     gradient_step,
     optimizer_tensors,
     restore_optimizer,
-    set_learning_rate,
 )
 from repro.spec.config import LearningRates, OptimizerConfig
 from repro.spec.schedule import learning_rate_of_step
@@ -33,7 +32,7 @@ def test_gradient_is_clipped_to_its_norm_which_is_returned_before_clipping():
     parameters = named(0.0, 0.0)
     optimizer = torch.optim.SGD(parameters.values(), lr=1.0)
     parameters["w0"].grad, parameters["w1"].grad = torch.tensor([3.0]), torch.tensor([4.0])
-    assert gradient_step(optimizer, parameters, max_grad_norm=0.5) == pytest.approx(5.0)
+    assert gradient_step(optimizer, parameters, rate=1.0, max_grad_norm=0.5) == pytest.approx(5.0)
     moved = [float(p.detach()) for p in parameters.values()]
     assert moved == pytest.approx([-0.3, -0.4], rel=1e-4)
     assert all(p.grad is None for p in parameters.values())
@@ -44,7 +43,7 @@ def test_a_gradient_that_is_not_finite_raises_before_the_step():
     optimizer = build_optimizer(parameters, CONFIG)
     give(parameters, float("nan"))
     with pytest.raises(ValueError, match="norm is nan"):
-        gradient_step(optimizer, parameters, max_grad_norm=1.0)
+        gradient_step(optimizer, parameters, rate=1.0, max_grad_norm=1.0)
     assert float(parameters["w0"].detach()) == 1.0
 
 
@@ -63,18 +62,16 @@ def test_learning_rate_warms_up_and_stays_or_falls_as_a_cosine():
 def go_out_and_back(parameters, config):
     """Step, restore the state on copies, and check that both step alike; return its tensors."""
     optimizer = build_optimizer(parameters, config)
-    set_learning_rate(optimizer, 0.1)
     for _ in range(3):
         give(parameters, 0.3)
-        gradient_step(optimizer, parameters, max_grad_norm=100.0)
+        gradient_step(optimizer, parameters, rate=0.1, max_grad_norm=100.0)
     tensors, numbers = optimizer_tensors(optimizer, parameters)
     copies = {n: nn.Parameter(p.detach().clone()) for n, p in parameters.items()}
     other = build_optimizer(copies, config)
     restore_optimizer(other, copies, tensors, numbers)
-    set_learning_rate(other, 0.1)
     for o, p in ((optimizer, parameters), (other, copies)):
         give(p, -0.7)
-        gradient_step(o, p, max_grad_norm=100.0)
+        gradient_step(o, p, rate=0.1, max_grad_norm=100.0)
     for name, parameter in parameters.items():
         assert torch.equal(parameter, copies[name])
     return tensors
