@@ -90,11 +90,6 @@ def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[
     return drawn
 
 
-def estimate(value: float, unit: str, method: str = _HOW, n: int = 1) -> Estimate:
-    """Return an estimate without an interval."""
-    return Estimate(value=value, unit=unit, method=method, n=n)
-
-
 class Window(NamedTuple):
     """Timed steps in the middle of a stretch of `stands_for` steps.
 
@@ -134,7 +129,7 @@ class Cell:
     def note(self, metric: str, value: float, unit: str, method: str = _HOW, n: int = 1) -> None:
         """Keep a metric of the cell."""
         name = f"{metric}_{cell_of(self.point, self.batch)}"
-        self.repeat.metrics[name] = estimate(value, unit, method, n)
+        self.repeat.metrics[name] = Estimate(value=value, unit=unit, method=method, n=n)
 
     def add_work(self, seconds: float, steps: int) -> None:
         """Add a prefill and `steps` decode steps to the work behind the seed's receipt.
@@ -224,7 +219,8 @@ def time_host_share(point: ThroughputPoint, engine: Engine, repeats: Sequence[Re
     for repeat in repeats:
         step = repeat.metrics[f"step_seconds_{cell_of(point, batch)}"].value or 0.0
         share = 100 * max(0.0, 1 - bare / step)
-        repeat.metrics[f"host_share_{point.name}"] = estimate(share, "percent")
+        host_share = Estimate(value=share, unit="percent", method=_HOW, n=1)
+        repeat.metrics[f"host_share_{point.name}"] = host_share
 
 
 def time_batch(

@@ -20,8 +20,7 @@ moves the sampler from the policy with its adapter apart: `sampler_trainer_kl`, 
 Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
 `facts["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
 after; the other batches are measured all the same. `facts["timed_retries"]` counts how often the
-allocator retried under the clock. Random weights draw random tokens, so no end token ends a row. A
-first rollout captures steps and compiles kernels: it is not timed.
+allocator retried under the clock. Random weights draw random tokens, so no end token ends a row.
 """
 
 from __future__ import annotations

@@ -73,6 +73,8 @@ class Engine:
 
     Attributes
     ----------
+    steps
+        Runs one decode step on the first slots of `state`, without the host's work around it.
     statistics
         Of the last rollout.
     end_token_ids
@@ -123,7 +125,7 @@ class Engine:
         self._scheduler = Scheduler(self.pool, config.slots)
         self._readbacks: deque[_Readback] = deque()
         self._results = Results(self.state)
-        self._steps = self._backend.steps(self.forward, self.state)
+        self.steps = self._backend.steps(self.forward, self.state)
 
     @property
     def road(self) -> str:
@@ -147,18 +149,14 @@ class Engine:
     ) -> RolloutBatch:
         """Sample `group_size` completions of each prompt; see `Sampler.sample`.
 
+        Raises `ValueError` if a prompt is empty, too long or has an unknown token, if counts do not
+        match, or if a row of full length does not fit into the cache; `FloatingPointError` if
+        logits are not finite; names row, token and layer. Nothing is drawn from them.
+
         Parameters
         ----------
         limits
             Length limit of each of the P * G rows; None takes `sampling.max_new_tokens` for all.
-
-        Raises
-        ------
-        ValueError
-            If a prompt is empty, too long or has an unknown token, if counts do not match, or if
-            a row of full length does not fit into the cache.
-        FloatingPointError
-            If logits are not finite; names row, token and layer. Nothing is drawn from them.
         """
         rows = self._rows(prompts, sampling, group_size, seeds, limits)
         self.statistics = Statistics()
@@ -188,10 +186,6 @@ class Engine:
             group_size=group_size,
         )
 
-    def run_step(self, width: int, sampling: SamplingConfig) -> None:
-        """Run one decode step on the slots of `state`, without the host's work; for timing."""
-        self._steps(width, sampling)
-
     def abandon(self) -> None:
         """Free all slots and blocks, also after an error."""
         self._synchronize()
@@ -206,7 +200,7 @@ class Engine:
         """Free the cache's memory and the captured steps, which contain its address."""
         for cache in (self._keys, self._values):
             cache.untyped_storage().resize_(0)
-        self._steps.close()
+        self.steps.close()
 
     def _take_cache(self) -> None:
         """Allocate the cache's memory again if it was freed; the layers' views use it."""
@@ -218,10 +212,9 @@ class Engine:
 
     def close(self) -> None:
         """Free the cache and the captured steps; the policy is unchanged."""
-        self._steps.close()
-        empty = torch.empty(0, device=self.device)
-        self._keys = self._values = empty
-        del self.forward, self.state, self._results, self._steps
+        self.steps.close()
+        self._keys = self._values = torch.empty(0, device=self.device)
+        del self.forward, self.state, self._results, self.steps
 
     def _rows(
         self,
@@ -231,15 +224,7 @@ class Engine:
         seeds: Sequence[int],
         limits: Sequence[int] | None,
     ) -> list[Row]:
-        config: Any = self.policy.decoder.config
-        check_request(
-            prompts,
-            group_size=group_size,
-            seeds=seeds,
-            max_new_tokens=sampling.max_new_tokens,
-            max_positions=self.config.max_positions,
-            vocab_size=config.vocab_size,
-        )
+        check_request(self.policy, prompts, sampling, group_size, seeds, self.config.max_positions)
         require(
             sampling.max_new_tokens <= self.config.max_new_tokens,
             f"max_new_tokens is {sampling.max_new_tokens}; the engine was built for "
@@ -328,7 +313,7 @@ class Engine:
         used = 1 + max(row.slot for row in running if row.slot is not None)
         width = width_for(used, self.config.slots)
         for _ in range(steps):
-            self._steps(width, sampling)
+            self.steps(width, sampling)
         self.statistics.decode_steps += steps
         for row in running:
             row.launched = min(row.limit, row.launched + steps)
@@ -354,14 +339,10 @@ class Engine:
         for row, slot in ended:
             if status[slot] == FAULTY:
                 self._name_fault(row, counts[slot])
-        self._results.take(
-            [row for row, _ in ended],
-            [counts[slot] for _, slot in ended],
-            [status[slot] for _, slot in ended],
-        )
+        self._results.take([(row, counts[slot], status[slot]) for row, slot in ended])
         slots = [row.slot for row, _ in ended if row.slot is not None]
         for row, _ in ended:
-            self._scheduler.finish(row)
+            self._scheduler.leave(row)
         self.state.leave(slots)
 
     def _name_fault(self, row: Row, count: int) -> None:

@@ -3,15 +3,6 @@
 Plain ones compute with `kernels.reference_step`, which specifies the kernels: anywhere, in the
 policy's compute dtype. `gpu/cuda_backend.py` puts this project's kernels in its place on a GPU.
 
-    norm         residual stream and its norm:  r <- r + x,   n = (gain + noise) * r / rms(r)
-    attend_step  a new token per row: head norms, rotation, key and value into the cache, attention
-    place        the same for many new tokens, without the attention: returns the queries
-    attend_new   attention of many new tokens (prefill), each to what precedes it
-    whole        a product with its adapter's share
-    swiglu       silu(gate) * up
-    logits       lm_head, float32
-    choose       a token from each row's logits, and the rows' state moved on
-
 Positions of -1 mark rows that do not run: they write nothing, and attend to nothing.
 """
 

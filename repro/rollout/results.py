@@ -7,9 +7,6 @@ to pinned memory. They are read once, when the rollout is over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -19,14 +16,8 @@ from repro.rollout.sampler import Completion
 from repro.rollout.scheduler import Row
 from repro.rollout.state import RowState
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Ended:
-    rows: list[Row]
-    counts: list[int]
-    stopped: list[bool]
-    tokens: Tensor
-    logprobs: Tensor
+# A row, the tokens generated of it, and its status.
+Ended = tuple[Row, int, int]
 
 
 def to_host(values: Tensor) -> Tensor:
@@ -42,40 +33,28 @@ class Results:
 
     def __init__(self, state: RowState) -> None:
         self._state = state
-        self._ended: list[_Ended] = []
+        # Rows that ended together, with their tokens and log-probabilities
+        self._taken: list[tuple[list[Ended], Tensor, Tensor]] = []
 
-    def take(self, rows: Sequence[Row], counts: Sequence[int], status: Sequence[int]) -> None:
+    def take(self, ended: list[Ended]) -> None:
         """Copy the outputs of rows that have ended, before they leave their slots."""
-        width = max(counts)
-        slots = sent(torch.tensor([row.slot for row in rows]), self._state.device)
-        self._ended.append(
-            _Ended(
-                rows=list(rows),
-                counts=list(counts),
-                stopped=[value == STOPPED for value in status],
-                tokens=to_host(self._state.out_tokens[:, :width][slots]),
-                logprobs=to_host(self._state.out_logprobs[:, :width][slots]),
-            )
-        )
+        width = max(count for _, count, _ in ended)
+        slots = sent(torch.tensor([row.slot for row, _, _ in ended]), self._state.device)
+        outputs = self._state.out_tokens, self._state.out_logprobs
+        tokens, logprobs = (to_host(output[:, :width][slots]) for output in outputs)
+        self._taken.append((ended, tokens, logprobs))
 
     def completions(self) -> list[Completion]:
         """Return all completions in the order of their index; the device must be done."""
         by_index: dict[int, Completion] = {}
-        for ended in self._ended:
-            zipped = zip(
-                ended.rows,
-                ended.counts,
-                ended.stopped,
-                ended.tokens.tolist(),
-                ended.logprobs.tolist(),
-                strict=True,
-            )
-            for row, count, stopped, tokens, logprobs in zipped:
+        for ended, *outputs in self._taken:
+            lists = [output.tolist() for output in outputs]
+            for (row, count, status), tokens, logprobs in zip(ended, *lists, strict=True):
                 # What a preempted row had before stands on the host alone.
                 before = len(row.tokens)
                 by_index[row.index] = Completion(
                     token_ids=(*row.tokens, *tokens[before:count]),
                     sampled_logprobs=(*row.logprobs, *logprobs[before:count]),
-                    finish_reason="stop" if stopped else "length",
+                    finish_reason="stop" if status == STOPPED else "length",
                 )
         return [by_index[index] for index in sorted(by_index)]

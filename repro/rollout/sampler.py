@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from repro.distributed import Ranks
+from repro.models.policy import Policy
 from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 
@@ -49,10 +50,6 @@ class RolloutBatch:
     completions: list[Completion]
     group_size: int
 
-    def group(self, prompt: int) -> list[Completion]:
-        """Return the G completions of one prompt."""
-        return self.completions[prompt * self.group_size : (prompt + 1) * self.group_size]
-
 
 class Sampler(Protocol):
     """A source of completions from a policy."""
@@ -77,15 +74,16 @@ class Sampler(Protocol):
 
 
 def check_request(
+    policy: Policy,
     prompts: Sequence[Sequence[int]],
-    *,
+    sampling: SamplingConfig,
     group_size: int,
     seeds: Sequence[int],
-    max_new_tokens: int,
     max_positions: int,
-    vocab_size: int,
 ) -> None:
     """Raise `ValueError`, naming the prompt, where a request cannot be served."""
+    decoder: Any = policy.decoder
+    vocabulary = decoder.config.vocab_size
     require(bool(prompts), "there are no prompts; sampling needs at least one")
     require(group_size >= 1, f"group_size is {group_size}; it must be 1 or more")
     require(
@@ -96,14 +94,14 @@ def check_request(
     for index, prompt in enumerate(prompts):
         require(len(prompt) > 0, f"prompt {index} is empty; it needs at least one token")
         require(
-            len(prompt) + max_new_tokens <= max_positions,
-            f"prompt {index} has {len(prompt)} tokens; with {max_new_tokens} new ones it exceeds "
-            f"the policy's {max_positions} positions",
+            len(prompt) + sampling.max_new_tokens <= max_positions,
+            f"prompt {index} has {len(prompt)} tokens; with {sampling.max_new_tokens} new ones it "
+            f"exceeds the policy's {max_positions} positions",
         )
         require(
-            min(prompt) >= 0 and max(prompt) < vocab_size,
+            min(prompt) >= 0 and max(prompt) < vocabulary,
             f"prompt {index} holds token {min(prompt) if min(prompt) < 0 else max(prompt)}; "
-            f"the vocabulary has {vocab_size}",
+            f"the vocabulary has {vocabulary}",
         )
 
 

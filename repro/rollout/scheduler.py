@@ -222,18 +222,15 @@ class Scheduler:
 
     def preempt(self, row: Row, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Put a running row back to the head of the queue with what it has generated."""
-        self._leave(row)
+        self.leave(row)
         row.tokens, row.logprobs = list(tokens), list(logprobs)
         row.launched = len(row.tokens)
         row.group.waiting += 1
         self.waiting.appendleft(row)
         self.preemptions += 1
 
-    def finish(self, row: Row) -> None:
-        """Let an ended row go."""
-        self._leave(row)
-
-    def _leave(self, row: Row) -> None:
+    def leave(self, row: Row) -> None:
+        """Let a running row go, and give its slot and blocks back."""
         if row.slot is None:
             raise ValueError(f"row {row.index} does not run; it cannot leave")
         self.running.remove(row)
@@ -255,6 +252,6 @@ class Scheduler:
         """Drop every row and every held block, after a failure or an interrupt."""
         self.entered()
         for row in list(self.running):
-            self._leave(row)
+            self.leave(row)
         self._drop_prompts()
         self.waiting.clear()

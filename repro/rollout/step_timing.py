@@ -19,19 +19,15 @@ from repro.spec.config import SamplingConfig, derive_seed
 def time_steps(engine: Engine, width: int, position: int, count: int) -> float:
     """Return the device's seconds per step, replayed back to back over made-up rows.
 
+    Raises `ValueError` when the engine was not built for so many rows, positions or tokens;
+    `FloatingPointError` when a row stopped, because its logits were not finite.
+
     Parameters
     ----------
     width
         Rows, all at `position`, which are dropped afterwards: call it between rollouts.
     count
         Steps, the first of which (it may be captured then) is not timed.
-
-    Raises
-    ------
-    ValueError
-        When the engine was not built for so many rows, positions or tokens.
-    FloatingPointError
-        When a row stopped, because its logits were not finite.
     """
     state, pool = engine.state, engine.pool
     blocks = pool.blocks_for(position + count + 1)
@@ -52,12 +48,12 @@ def time_steps(engine: Engine, width: int, position: int, count: int) -> float:
     state.counts[:width] = 0
     state.limits[:width] = 1 << 30
     state.positions[:width] = position
-    engine.run_step(width, sampling)
+    engine.steps(width, sampling)
     state.counts[:width] = 0
 
     def steps() -> None:
         for _ in range(count - 1):
-            engine.run_step(width, sampling)
+            engine.steps(width, sampling)
 
     seconds = timing.seconds_of(steps, engine.device)
     running = state.positions[:width] == position + count

@@ -300,22 +300,12 @@ class TorchSampler:
     ) -> RolloutBatch:
         """Sample `group_size` completions of each prompt; see `Sampler.sample`.
 
-        Raises
-        ------
-        ValueError
-            When a prompt is empty, too long or holds an unknown token, or counts do not match.
-        FloatingPointError
-            When logits are not finite, naming the token and the layer.
+        Raises `ValueError` when a prompt is empty, too long or holds an unknown token, or counts do
+        not match; `FloatingPointError` when logits are not finite, naming the token and the layer.
         """
         config: Any = self.policy.decoder.config
-        check_request(
-            prompts,
-            group_size=group_size,
-            seeds=seeds,
-            max_new_tokens=sampling.max_new_tokens,
-            max_positions=config.max_position_embeddings,
-            vocab_size=config.vocab_size,
-        )
+        most = config.max_position_embeddings
+        check_request(self.policy, prompts, sampling, group_size, seeds, most)
         if self._weights is None:
             self._weights = policy_weights(self.policy)
         positions = max(map(len, prompts)) + sampling.max_new_tokens

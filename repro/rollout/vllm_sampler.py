@@ -161,15 +161,7 @@ class VllmSampler:
             f"temperature is {sampling.temperature}; vLLM samples at 0 or from "
             f"{_LEAST_TEMPERATURE} on, and takes what is between for {_LEAST_TEMPERATURE}",
         )
-        decoder: Any = self.policy.decoder
-        check_request(
-            prompts,
-            group_size=group_size,
-            seeds=seeds,
-            max_new_tokens=sampling.max_new_tokens,
-            max_positions=self.max_positions,
-            vocab_size=decoder.config.vocab_size,
-        )
+        check_request(self.policy, prompts, sampling, group_size, seeds, self.max_positions)
         self._synchronise()
         requests = [
             {"prompt_token_ids": list(prompt)} for prompt in prompts for _ in range(group_size)

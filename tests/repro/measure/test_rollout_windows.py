@@ -83,13 +83,13 @@ def test_a_scale_with_windows_gives_every_seed_its_cells(loaded, tmp_path):
 def test_timed_steps_run_from_the_position_they_are_given(monkeypatch):
     engine = engine_for()
     seen: list[list[int]] = []
-    run_step = engine.run_step
+    run_step = engine.steps
 
     def noting(width, sampling):
         seen.append(engine.state.positions[:width].tolist())
         run_step(width, sampling)
 
-    monkeypatch.setattr(engine, "run_step", noting)
+    monkeypatch.setattr(engine, "steps", noting)
     fill_cache(engine, 0)
     fill_rows(engine, 2, 0)
     assert time_steps(engine, 2, 20, 4) > 0

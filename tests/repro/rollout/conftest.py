@@ -76,14 +76,14 @@ def fused(modules, arrange=lambda weight: weight):
 
 def interrupt_after(engine, steps, monkeypatch):
     """Let an engine be interrupted once it has run so many decode steps."""
-    run, left = engine._steps, iter(range(steps))
+    run, left = engine.steps, iter(range(steps))
 
     def step(width, sampling):
         if next(left, None) is None:
             raise KeyboardInterrupt
         run(width, sampling)
 
-    monkeypatch.setattr(engine, "_steps", step)
+    monkeypatch.setattr(engine, "steps", step)
 
 
 def tokens_of(batch):
