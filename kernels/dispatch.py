@@ -153,9 +153,7 @@ def dequantize(
     if isinstance(weight, PackedWeight):
         lossless = weight.format != "mxfp4" or "lost_blocks" not in weight.extras
         if weight.packs.is_cuda and dtype in _SIXTEEN_BITS and lossless:
-            from kernels.cuda import hopper
-
-            return hopper.dequantize_packs(weight, dtype=dtype)
+            return _packed_dense(weight, dtype)
         weight = unpack(weight)
     if _portable(weight.codes):
         from kernels.triton import dequantize as portable

@@ -112,6 +112,9 @@ def require_options(format: str, *, has_global_scale: bool, recipe: str) -> None
 class QuantizedWeight:
     """A weight matrix W (N, K) in 4 bits.
 
+    Raises `ValueError` when a tensor is missing, superfluous, or has a shape, type or device that
+    does not fit.
+
     Attributes
     ----------
     codes : Tensor, (N, K / 2), uint8
@@ -123,11 +126,6 @@ class QuantizedWeight:
     encode_scale : Tensor or None, (), float32
         NVFP4 only: g = 2688 / amax. Given one of the two, the other follows; `dequantize` divides
         by this one, so give it wherever it is known.
-
-    Raises
-    ------
-    ValueError
-        When a tensor is missing, superfluous, or has a shape, type or device that does not fit.
     """
 
     format: str
@@ -176,17 +174,15 @@ class QuantizedWeight:
     ) -> QuantizedWeight:
         """Rebuild a weight from stored tensors, and check their values as well as their layout.
 
+        Raises `ValueError` on a wrong shape, type or device, or a scale that is NaN, infinite or
+        negative.
+
         Parameters
         ----------
         tensors
             As `tensors()` returned them. Of NVFP4's two global scales one is enough.
         shape
             (N, K) that the weight must have; None takes the shape of the codes.
-
-        Raises
-        ------
-        ValueError
-            On a wrong shape, type or device, or a scale that is NaN, infinite or negative.
         """
         weight = cls(format=format, **dict(tensors))
         if shape is not None and weight.shape != tuple(shape):

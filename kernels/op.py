@@ -1,9 +1,4 @@
-"""What a row of `kernels.ops.OPS` is: an operation, its reference, its kernel and its inputs.
-
-A kernel that writes into its arguments (a cache, the rows' state) is compared with all that it
-wrote: `Op.outputs` gives it copies and returns them beside its result. `Op.call` calls it as a run
-does, on the arguments themselves: that is what is timed.
-"""
+"""What a row of `kernels.ops.OPS` is: an operation, its reference, its kernel and its inputs."""
 
 from __future__ import annotations
 
@@ -59,9 +54,10 @@ class Op:
         Must equal the reference bit for bit.
     bound
         Largest error against the reference, in parts of the largest value, on every device; None
-        allows 1e-5 in float32 and in 16 bits twice the error of plain PyTorch.
+        allows 1e-5 in float32 and in 16 bits twice the error of plain PyTorch in the same type.
     interpretable
-        Runs in Triton's interpreter.
+        Runs on a CPU in Triton's interpreter (`TRITON_INTERPRET=1`), in float32: its bfloat16
+        products and roundings are wrong (kernels/README.md).
     hopper
         Needs the Hopper kernels.
     captured
@@ -98,7 +94,7 @@ class Op:
         return kernel
 
     def call(self, function: Callable[..., Any], arguments: Arguments) -> Any:
-        """Call the kernel or its reference, which may write into the arguments."""
+        """Call the kernel or its reference as a run does; it may write into the arguments."""
         positional = len(arguments) - len(self.named)
         by_name = dict(zip(self.named, arguments[positional:], strict=True))
         return function(*arguments[:positional], **by_name)

@@ -2,11 +2,6 @@
 
 There is a row for every kernel that a run calls (the engine, the trainer, loading), and none else.
 The parity test and the benchmark are loops over `OPS`; adding an operation is one file and one row.
-
-The results of `exact` rows must equal the reference bit for bit. For the others the error against
-the reference in float64 or float32 may be at most twice that of plain PyTorch in the same type.
-`interpretable` rows run on a CPU under Triton's interpreter (`TRITON_INTERPRET=1`), in float32: its
-bfloat16 products and roundings are wrong (kernels/README.md), so bfloat16 is only tested on GPUs.
 """
 
 from __future__ import annotations

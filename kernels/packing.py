@@ -132,6 +132,8 @@ def _entries(device: torch.device) -> Tensor:
 def pack(weight: QuantizedWeight) -> PackedWeight:
     """Rearrange a quantised weight for the Hopper kernels; `unpack` undoes it exactly.
 
+    Raises `ValueError` when a block scale is NaN.
+
     Parameters
     ----------
     weight
@@ -141,11 +143,6 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     -------
     PackedWeight
         On the weight's device.
-
-    Raises
-    ------
-    ValueError
-        When a block scale is NaN.
     """
     N, K = weight.shape
     tiles, columns = -(-N // PACK_ROWS), -(-K // PACK_COLUMNS)

@@ -92,6 +92,8 @@ def linear(
 ) -> Tensor:
     """Multiply by a quantised weight; gradients go to x and to the bias.
 
+    Raises `ValueError` when x's last dimension is not K.
+
     Parameters
     ----------
     x : Tensor, (..., K), floating
@@ -107,11 +109,6 @@ def linear(
     Returns
     -------
     Tensor, (..., N), the type of x
-
-    Raises
-    ------
-    ValueError
-        When x's last dimension is not K.
     """
     _check_columns("x", x, weight.shape[1])
     bias = None if bias is None else bias.to(x.dtype)
@@ -124,6 +121,8 @@ def _dense_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> T
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
     """Normalise by the root mean square, with added noise on the gain (AQN) or without.
+
+    Raises `ValueError` when a shape does not fit, or noise is not float32.
 
     Parameters
     ----------
@@ -138,11 +137,6 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -
     -------
     Tensor, (..., H), the wider type of x and gain
         Without noise bit-equal to transformers' `Qwen2RMSNorm`; with noise of zero equal to that.
-
-    Raises
-    ------
-    ValueError
-        When a shape does not fit, or noise is not float32.
     """
     _check_columns("x", x, gain.shape[0])
     wide = x.to(torch.promote_types(x.dtype, torch.float32))

@@ -81,6 +81,9 @@ def quantize(
 ) -> QuantizedWeight:
     """Quantise a weight matrix to 4 bits.
 
+    Raises `ValueError` on an unknown format, a shape that does not fit, a value that is not finite,
+    or an option that the format does not have.
+
     Parameters
     ----------
     weight : Tensor, (N, K), any floating type
@@ -97,12 +100,6 @@ def quantize(
     -------
     QuantizedWeight
         On the weight's device.
-
-    Raises
-    ------
-    ValueError
-        On an unknown format, a shape that does not fit, a value that is not finite, or an option
-        that the format does not have.
     """
     spec = format_named(format)
     check_weight(weight, spec)

@@ -65,6 +65,8 @@ def segments(
 ) -> Segments:
     """Return the segments of a pass.
 
+    Raises `ValueError` when rows are out of that order.
+
     Parameters
     ----------
     prompts : Tensor, (U,), int64, on the CPU
@@ -75,11 +77,6 @@ def segments(
         Index of each completion's prompt.
     padding
         Tokens behind all others, which attend to themselves.
-
-    Raises
-    ------
-    ValueError
-        When rows are out of that order.
     """
     queries = torch.zeros_like(prompts).index_add_(0, of_prompt, completions)
     groups = int((queries > 0).sum())

@@ -98,10 +98,7 @@ def time_eager(call: Callable[[], object], replays: int = 9) -> Timing:
 
 def _timing(seconds: Sequence[float]) -> Timing:
     taken = sorted(1e6 * value for value in seconds)
-    return Timing(
-        median=taken[len(taken) // 2],
-        low=taken[len(taken) // 4],
-    )
+    return Timing(median=taken[len(taken) // 2], low=taken[len(taken) // 4])
 
 
 def copy_rate() -> float:

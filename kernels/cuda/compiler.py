@@ -71,6 +71,9 @@ def version() -> tuple[int, int]:
 def build(files: tuple[str, ...], macros: Mapping[str, int], architecture: str) -> bytes:
     """Return machine code (a cubin) for the joined files, from the cache or compiled now.
 
+    Raises `CompileError` when NVRTC cannot be loaded or rejects the source; carries the compiler's
+    log.
+
     Parameters
     ----------
     files
@@ -79,11 +82,6 @@ def build(files: tuple[str, ...], macros: Mapping[str, int], architecture: str) 
         Defined as integers.
     architecture
         "sm_90a".
-
-    Raises
-    ------
-    CompileError
-        When NVRTC cannot be loaded or rejects the source; carries the compiler's log.
     """
     text = source_text(files)
     options = [f"--gpu-architecture={architecture}", "--std=c++17"]

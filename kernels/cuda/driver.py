@@ -100,6 +100,8 @@ class Kernel:
     ) -> None:
         """Launch on torch's current stream.
 
+        Raises `RuntimeError` when the driver refuses.
+
         Parameters
         ----------
         grid
@@ -109,11 +111,6 @@ class Kernel:
             bits, a float float32, a tensor map itself.
         cluster
             Consecutive blocks that can read one another's shared memory.
-
-        Raises
-        ------
-        RuntimeError
-            When the driver refuses.
         """
         values: list[ctypes.c_void_p | ctypes.c_int | ctypes.c_float | TensorMap] = []
         for argument in arguments:
@@ -145,6 +142,8 @@ class Kernel:
 def tensor_map(address: int, rows: int, columns: int, stride: int, box: int) -> TensorMap:
     """Describe a bfloat16 matrix for copies of `box` rows x 64 columns in the 128-byte swizzle.
 
+    Raises `RuntimeError` when the driver refuses.
+
     Parameters
     ----------
     address
@@ -155,11 +154,6 @@ def tensor_map(address: int, rows: int, columns: int, stride: int, box: int) -> 
         Elements from row to row, a multiple of 8.
     box
         Rows per copy, at most 256.
-
-    Raises
-    ------
-    RuntimeError
-        When the driver refuses.
     """
     size = ctypes.sizeof(TensorMap)
     memory = (ctypes.c_char * (size + 64))()
@@ -199,17 +193,14 @@ def load(
 ) -> Kernel:
     """Compile (or find) a kernel and load it on a device.
 
+    Raises `CompileError` or `RuntimeError` when it cannot be compiled or loaded.
+
     Parameters
     ----------
     files, macros
         As `compiler.build` takes them.
     shared_bytes
         Most dynamic shared memory a launch will ask for.
-
-    Raises
-    ------
-    CompileError, RuntimeError
-        When it cannot be compiled or loaded.
     """
     code = compiler.build(files, dict(macros), architecture(device))
     with torch.cuda.device(device):

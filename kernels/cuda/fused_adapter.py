@@ -103,10 +103,7 @@ def narrow(
 
     Arguments as `hopper.narrow`'s.
 
-    Raises
-    ------
-    RuntimeError
-        Under capture, when the stream has no workspace yet.
+    Raises `RuntimeError` under capture, when the stream has no workspace yet.
     """
     M, (N, K) = x.shape[0], weight.shape
     device = x.device.index

@@ -31,6 +31,9 @@ def packed_linear(
 ) -> Tensor:
     """Return x W^T (+ bias, + adapter), without gradients.
 
+    Raises `ValueError` when a shape, type or device does not fit, or the launch of so many rows
+    takes no adapter.
+
     Parameters
     ----------
     x : Tensor, (..., K), bfloat16 (float16 without adapter), CUDA
@@ -46,11 +49,6 @@ def packed_linear(
     Returns
     -------
     Tensor, (..., N), the type of x
-
-    Raises
-    ------
-    ValueError
-        When a shape, type or device does not fit, or the launch of so many rows takes no adapter.
     """
     N, K = weight.shape
     _check(x, weight, bias)
@@ -115,6 +113,8 @@ def dense_with_columns(
 
     A product of its own for x A^T would read x once more.
 
+    Raises `ValueError` when the bias does not have an entry for each row of both.
+
     Parameters
     ----------
     x : Tensor, (M, K), bfloat16
@@ -126,11 +126,6 @@ def dense_with_columns(
     -------
     y : Tensor, (M, N), z : Tensor, (M, R)
         Columns of one tensor, so their rows are strided.
-
-    Raises
-    ------
-    ValueError
-        When the bias does not have an entry for each row of both.
     """
     N, K = weight.shape
     _check(x, weight, None)

@@ -226,6 +226,8 @@ def dense_with_columns(
 def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """Multiply at most 128 rows by a quantised weight, without gradients.
 
+    Raises `ValueError` when there are more rows, or K does not fit.
+
     Parameters
     ----------
     x : Tensor, (..., K), bfloat16 or float16 (float32 in the interpreter)
@@ -236,11 +238,6 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
     Returns
     -------
     Tensor, (..., N), the type of x
-
-    Raises
-    ------
-    ValueError
-        When there are more rows, or K does not fit.
     """
     N, K = weight.shape
     flat = x.reshape(-1, x.shape[-1])

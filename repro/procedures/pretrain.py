@@ -188,12 +188,7 @@ def train(
 ) -> tuple[list[float], int]:
     """Train a model in place; return each step's loss, nats per token, and the tokens read.
 
-    Raises
-    ------
-    Stopped
-        If `should_stop` returned true.
-    FloatingPointError
-        When a loss is not finite.
+    Raises `Stopped` if `should_stop` returned true; `FloatingPointError` when a loss is not finite.
     """
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]

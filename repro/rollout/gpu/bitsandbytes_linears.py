@@ -31,12 +31,8 @@ from repro.spec.checks import require
 class BitsandbytesGroup:
     """NF4 projections that share an input, each by `bitsandbytes.matmul_4bit`.
 
-    Raises
-    ------
-    ImportError
-        When bitsandbytes is not installed.
-    ValueError
-        When a projection is not NF4.
+    Raises `ImportError` when bitsandbytes is not installed; `ValueError` when a projection is not
+    NF4.
     """
 
     road = "bitsandbytes"
