@@ -44,11 +44,10 @@ def adapter(records: Sequence[Record]) -> str:
 
 def _by_model(points: Sequence[Mapping[str, Any]], key: str) -> str:
     """Return `256`, or with other models' values behind the first's: `256 (192 at 14B, 32B)`."""
-    by_value: dict[int, list[str]] = {}
-    for point in points:
-        by_value.setdefault(point[key], []).append(point["name"].upper())
-    (usual, _), *others = by_value.items()
-    named = "; ".join(f"{value} at {', '.join(models)}" for value, models in others)
+    by_value = grouped_by(points, lambda point: point[key])
+    names = {of: ", ".join(p["name"].upper() for p in own) for of, own in by_value.items()}
+    (usual, _), *others = names.items()
+    named = "; ".join(f"{value} at {models}" for value, models in others)
     return f"{usual}" + (f" ({named})" if named else "")
 
 

@@ -69,11 +69,6 @@ class Judgement:
             return "regressed"
         return "could not judge" if self.every_problem or not self.rows else "fine"
 
-    @property
-    def exit_status(self) -> int:
-        """0 fine, 1 regressed, 2 could not judge."""
-        return EXIT_STATUS[self.status]
-
     def text(self) -> str:
         """Return plain lines: verdict, counts, reasons, rows that are not unchanged, origins."""
         found = Counter(row.verdict for row in self.rows)

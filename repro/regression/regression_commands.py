@@ -45,7 +45,7 @@ def main_compare(args: argparse.Namespace) -> int:
     expected = expected_folder(args.expected)
     judgement = judgement_of(args.old, Path(args.new), args.targets, args.tier, expected)
     sys.stdout.write(judgement.text())
-    return judgement.exit_status
+    return EXIT_STATUS[judgement.status]
 
 
 def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) -> int:
@@ -74,7 +74,7 @@ def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) 
         with Path(os.environ[SUMMARY_VARIABLE]).open("a", encoding="utf-8") as summary:
             summary.write(markdown)
     sys.stdout.write(text)
-    return judgement.exit_status
+    return EXIT_STATUS[judgement.status]
 
 
 def _runnable_here() -> list[str]:

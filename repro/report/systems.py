@@ -16,7 +16,7 @@ from repro.evidence.origins import grouped_by
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, device_title, span
-from repro.report.systems_rates import RANK, RATE, comparisons, printed_speedups, ratio_span
+from repro.report.systems_rates import RANK, RATE, comparisons, printed_speedup, ratio_span
 from repro.report.tables import NOTHING, by_device, table
 from repro.report.verdict_words import CLAIMS, Kind, all_bars, counted, kind_of, notes_on, of_kind
 from repro.spec.config import OperationScale
@@ -225,10 +225,8 @@ def step_spans(checks: Iterable[Checked], expected: Path) -> tuple[str, str]:
 
 def _speedups(checked: Checked, expected: Path) -> Iterator[tuple[str, float, float | None]]:
     """Yield each point with QeRL's speed-up of a step and the paper's, None without one."""
-    printed = printed_speedups(checked.selection.target.paper_file, expected)
-    for metric in checked.selection.target.metrics:
-        match = re.fullmatch(r"speedup_(((?:0_)?\d+[bm])_(?:b(\d+)|\w+))", metric.name)
-        ratios = checked.evidence.values(metric.name).get("nvfp4_lora") if match else None
-        if match and ratios:
-            point, model, batch = match.groups()
-            yield point, median(ratios.values()), printed.get(("nvfp4_lora", model, batch))
+    target = checked.selection.target
+    for name in (metric.name for metric in target.metrics if metric.name.startswith("speedup_")):
+        if ratios := checked.evidence.values(name).get("nvfp4_lora"):
+            paper = printed_speedup(name, "nvfp4_lora", target.paper_file, expected)
+            yield name.removeprefix("speedup_"), median(ratios.values()), paper

@@ -18,6 +18,7 @@ from repro.spec.target import Target
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 
 RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
+_SPEEDUP = re.compile(r"speedup_(\d+b)_b(\d+)")
 _CELL = re.compile(r"(\d+B) (batch|rank) (\d+)")
 RANK = re.compile(r"_r(\d+)(?=_|$)")
 
@@ -130,14 +131,12 @@ def printed_rates(target: Target, expected: Path) -> dict[tuple[str, str, int], 
     }
 
 
-def printed_speedups(paper_file: str, expected: Path) -> Mapping[tuple[str, str, str], float]:
-    """Return {(arm, model, batch): speed-up} of a file of the paper's numbers."""
-    prefix = "speedup_batch_"
-    return {
-        (cell.arm, cell.column.lower(), cell.quantity.removeprefix(prefix)): cell.value
-        for cell in paper_cells(expected, paper_file)
-        if cell.quantity.startswith(prefix)
-    }
+def printed_speedup(metric: str, arm: str, paper_file: str, expected: Path) -> float | None:
+    """Return the paper's speed-up of an arm's step, None where its file has none of the metric."""
+    match = _SPEEDUP.fullmatch(metric)
+    cells = paper_cells(expected, paper_file) if match else ()
+    printed = {(cell.arm, cell.column.lower(), cell.quantity): cell.value for cell in cells}
+    return printed.get((arm, match[1], f"speedup_batch_{match[2]}")) if match else None
 
 
 def ratio_span(pairs: Sequence[RatePair]) -> str:

@@ -22,7 +22,7 @@ from repro.evidence.verdicts.verdict import Status, Verdict
 from repro.judge.check import Checked
 from repro.report.doses import doses, treatment
 from repro.report.numbers import bar_text, quantity
-from repro.report.systems_rates import RatePair, comparisons, printed_speedups
+from repro.report.systems_rates import RatePair, comparisons, printed_speedup
 from repro.report.tables import in_cell, plain
 from repro.report.verdict_words import kind_of, labelled, stated_bars
 from repro.run.listing import title_of
@@ -32,7 +32,6 @@ from repro.spec.whole_files import replace_files
 from repro.targets import TARGETS
 
 _SIZE = re.compile(r"(?:^|_)((?:\d+_)?\d+[bm])(?=_|$)")
-_SPEEDUP = re.compile(r"speedup_((?:\d+_)?\d+[bm])_b(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,10 +189,7 @@ def _papers(
         return verdict.paper
     if verdict.about == "claim" and verdict.name in pairs:
         return pairs[verdict.name].paper
-    if match := _SPEEDUP.fullmatch(metric):
-        printed = printed_speedups(checked.selection.target.paper_file, expected)
-        return printed.get((arms[0], match[1], match[2]))
-    return None
+    return printed_speedup(metric, arms[0], checked.selection.target.paper_file, expected)
 
 
 def _model(checked: Checked, metric: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from repro.evidence.record import Estimate
 from repro.judge.as_before import Side, compare
-from repro.regression.judgement import Judgement
+from repro.regression.judgement import EXIT_STATUS, Judgement
 from repro.spec.config import digest_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -33,7 +33,7 @@ def row(comparison, metric, arm="nvfp4_lora"):
 
 def status(comparison):
     judgement = Judgement(comparisons=(comparison,))
-    return judgement.status, judgement.exit_status
+    return judgement.status, EXIT_STATUS[judgement.status]
 
 
 def values(*own):
