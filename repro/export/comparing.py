@@ -29,6 +29,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from repro.data.generator import generate_problems
 from repro.models.policy import Policy
+from repro.spec.checks import require
 from repro.spec.config import derive_seed
 
 # Mean KL, nats, that two readers of the same weights may always have.
@@ -84,10 +85,16 @@ def probes_of(policy: Policy) -> Tensor:
 
 
 @torch.no_grad()
-def logits_of(model: nn.Module, rows: Tensor) -> Tensor:
-    """Return a model's logits, (B, T, V), float32, on the CPU; one row at a time."""
+def logits_of(model: nn.Module, rows: Tensor, of: Path | None = None) -> Tensor:
+    """Return a model's logits, (B, T, V), float32, on the CPU; one row at a time.
+
+    With `of`, the folder that gave the model, they must be numbers, or `ValueError` names it.
+    """
     device = next(model.parameters()).device
-    return torch.cat([model(input_ids=row[None].to(device)).logits.float().cpu() for row in rows])
+    logits = torch.cat([model(input_ids=r[None].to(device)).logits.float().cpu() for r in rows])
+    is_finite = of is None or bool(torch.isfinite(logits).all())
+    require(is_finite, f"{of} gives a logit that is not finite; needed are numbers")
+    return logits
 
 
 def rounding_of(policy: Policy, rows: Tensor, logits: Tensor) -> float:

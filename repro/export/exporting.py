@@ -99,9 +99,7 @@ def main_export(args: argparse.Namespace) -> int:
 def measure(policy: Policy, adapter: Path) -> TrainedWeights:
     """Return an adapted policy's logits on probe texts, and how far its adapter moves them."""
     rows = probes_of(policy)
-    logits = logits_of(policy.model, rows)
-    is_finite = bool(torch.isfinite(logits).all())
-    require(is_finite, f"{adapter} gives a logit that is not finite; needed are numbers")
+    logits = logits_of(policy.model, rows, of=adapter)
     with cast(PeftModel, policy.model).disable_adapter():
         bare = logits_of(policy.model, rows)
     return TrainedWeights(

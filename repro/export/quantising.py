@@ -122,8 +122,6 @@ def _logits(folder: Path, weight_format: WeightFormat, device: str) -> tuple[Ten
     with released():
         policy = _plain_policy(folder, weight_format, device)
         rows = probes_of(policy)
-        logits = logits_of(policy.model, rows)
+        logits = logits_of(policy.model, rows, of=folder)
         del policy
-    is_finite = bool(torch.isfinite(logits).all())
-    require(is_finite, f"{folder} gives a logit that is not finite; needed are numbers")
     return logits, rows

@@ -45,9 +45,9 @@ from repro.models.decoder import (
 from repro.models.files import stored_layouts
 from repro.models.files.tensor_files import (
     CheckpointError,
+    TensorFile,
     TensorFolder,
     TensorSpec,
-    WeightSource,
     read_object,
 )
 from repro.models.quantized_linear import QuantizedLinear, relative_error
@@ -79,22 +79,6 @@ class ModelDescription:
     config: PretrainedConfig
     stored_format: str | None
     end_token_ids: list[int] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
-    """What loading did: the receipts behind `Policy.facts`.
-
-    Attributes
-    ----------
-    linears
-        Names of the projections by format.
-    relative_errors
-        ||W - dequantize(Q(W))|| / ||W|| a projection; empty for stored codes, whose W is gone.
-    """
-
-    linears: dict[str, list[str]]
-    relative_errors: dict[str, float]
 
 
 def read_description(folder: Path) -> ModelDescription:
@@ -219,15 +203,17 @@ def default_recipe(folder: Path, weight_format: str) -> str:
 @torch.no_grad()
 def fill(
     model: nn.Module,
-    source: WeightSource,
+    source: TensorFile,
     *,
     weight_format: str,
     stored_format: str | None,
     dtype: torch.dtype,
     device: torch.device,
     recipe: str = "float32",
-) -> Filled:
-    """Give every parameter of a meta `model` its values from `source`.
+) -> dict[str, float]:
+    """Give every parameter of a meta `model` its values from `source`; return rounding's errors.
+
+    They are ||W - dequantize(Q(W))|| / ||W|| by projection; none of stored codes, whose W is gone.
 
     Parameters
     ----------
@@ -283,7 +269,7 @@ def fill(
     if _tied(model):
         decoder.lm_head.weight = decoder.model.embed_tokens.weight
     decoder.model.rotary_emb.to(device)
-    return Filled(linears=projections_by_format(model), relative_errors=errors)
+    return errors
 
 
 def projections_by_format(decoder: nn.Module) -> dict[str, list[str]]:
@@ -300,7 +286,7 @@ def projections_by_format(decoder: nn.Module) -> dict[str, list[str]]:
 class SharedScales:
     """NVFP4's global scale of a projection: one for q, k, v and one for gate, up, in a recipe."""
 
-    def __init__(self, source: WeightSource, recipe: str) -> None:
+    def __init__(self, source: TensorFile, recipe: str) -> None:
         self.source, self.recipe = source, recipe
         self._of: dict[str, Tensor] = {}
 
@@ -335,7 +321,7 @@ def _naming(where: str) -> Iterator[None]:
         raise ValueError(f"{where}: {error}") from error
 
 
-def read_rounded(source: WeightSource, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+def read_rounded(source: TensorFile, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
     """Return a finite 16- or 32-bit tensor rounded to bfloat16, on the CPU; others raise."""
     spec = source.spec(name)
     if spec.dtype not in _FLOATS:
@@ -378,13 +364,13 @@ def require_weights(folder: Path) -> None:
             _require_shape(source, name, needed.shape)
 
 
-def _require_shape(source: WeightSource, name: str, shape: tuple[int, ...]) -> None:
+def _require_shape(source: TensorFile, name: str, shape: tuple[int, ...]) -> None:
     found = source.spec(name).shape
     if found != shape:
         raise CheckpointError(f"{source.where(name)} has shape {found}; the model needs {shape}")
 
 
-def require_same_names(model: nn.Module, source: WeightSource, stored_format: str | None) -> None:
+def require_same_names(model: nn.Module, source: TensorFile, stored_format: str | None) -> None:
     """Raise `CheckpointError` unless `source` holds exactly the tensors that the model needs."""
     present = {name for name in source.names() if not _COMPUTED.search(name)}
     expected: Mapping[str, Any] = expected_specs(model, stored_format)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.models.files.tensor_files import CheckpointError, SourceAround, WeightSource
+from repro.models.files.tensor_files import CheckpointError, SourceAround, TensorFile
 from repro.spec.config import derive_seed
 
 _STREAM = re.compile(r"model\.embed_tokens|lm_head|model\.norm|.*_layernorm")
@@ -38,7 +38,7 @@ class PermutedSource(SourceAround):
     `draw` numbers the permutation; 0 is as good as any other, and not the stored order.
     """
 
-    def __init__(self, source: WeightSource, config: Any, draw: int) -> None:
+    def __init__(self, source: TensorFile, config: Any, draw: int) -> None:
         super().__init__(source)
         self._draw = draw
         self._hidden, self._inner = config.hidden_size, config.intermediate_size

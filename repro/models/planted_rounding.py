@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels import dispatch
 from repro.models.decoder import is_projection
-from repro.models.files.tensor_files import SourceAround, WeightSource
+from repro.models.files.tensor_files import SourceAround, TensorFile
 from repro.models.loading import SharedScales, quantize_projection, read_rounded
 from repro.spec.arm import PlantedRounding
 
@@ -31,7 +31,7 @@ class RoundedSource(SourceAround):
 
     def __init__(
         self,
-        source: WeightSource,
+        source: TensorFile,
         rounding: PlantedRounding,
         device: torch.device | str = "cpu",
         recipe: str = "float32",

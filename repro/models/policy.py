@@ -41,15 +41,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import causal_lm, projection_names
 from repro.models.files.gguf_files import made_of
-from repro.models.files.tensor_files import CheckpointError, WeightSource, read_object
+from repro.models.files.tensor_files import CheckpointError, TensorFile, read_object
 from repro.models.fused_weights import fuse_projections
 from repro.models.loading import (
-    Filled,
     ModelDescription,
     build_on_meta,
     default_recipe,
     fill,
     open_weights,
+    projections_by_format,
     read_description,
 )
 from repro.models.lora import adapter_layers, attach_adapter
@@ -183,7 +183,7 @@ def load_policy(
         "planted rounding need the 16-bit weights",
     )
     read = {"checkpoint_files": checkpoints.digests_of_read(folder)} | made_of(folder)
-    source: WeightSource = open_weights(folder, description.config)
+    source: TensorFile = open_weights(folder, description.config)
     if order is not None:
         source = PermutedSource(source, description.config, order)
     rounded: RoundedSource | None = None
@@ -216,7 +216,7 @@ def load_policy(
 
 def _load_base(
     description: ModelDescription,
-    source: WeightSource,
+    source: TensorFile,
     weight_format: str,
     dtype: torch.dtype,
     device: torch.device,
@@ -226,7 +226,7 @@ def _load_base(
     model = build_on_meta(description.config)
     if description.end_token_ids is not None:
         cast(Any, model).generation_config.eos_token_id = description.end_token_ids
-    filled = fill(
+    errors = fill(
         model,
         source,
         weight_format=weight_format,
@@ -235,10 +235,10 @@ def _load_base(
         device=device,
         recipe=recipe,
     )
-    _require_all_projections(model, filled, weight_format)
-    errors = filled.relative_errors
+    linears = projections_by_format(model)
+    _require_all_projections(model, linears.get(weight_format, []), weight_format)
     facts = Facts(
-        linears={name: len(projections) for name, projections in filled.linears.items()},
+        linears={name: len(projections) for name, projections in linears.items()},
         recipe=recipe if errors else None,
         relative_weight_error_mean=sum(errors.values()) / len(errors) if errors else None,
         norms_wrapped=len(wrap_norms(model)),
@@ -369,13 +369,12 @@ def _require_arguments(weight_format: str, training: str, norms_trained: bool) -
         )
 
 
-def _require_all_projections(model: nn.Module, filled: Filled, weight_format: str) -> None:
-    expected = set(projection_names(len(cast(nn.ModuleList, model.get_submodule("model.layers")))))
-    filled_names = set(filled.linears.get(weight_format, []))
-    if filled_names != expected:
-        odd = sorted(expected ^ filled_names)
+def _require_all_projections(model: nn.Module, filled: list[str], weight_format: str) -> None:
+    expected = projection_names(len(cast(nn.ModuleList, model.get_submodule("model.layers"))))
+    odd = sorted({*expected} ^ {*filled})
+    if odd:
         raise ValueError(
-            f"{len(filled_names)} projections are {weight_format}; the config has {len(expected)} "
+            f"{len(filled)} projections are {weight_format}; the config has {len(expected)} "
             f"(first that differs: {odd[0]})"
         )
 

@@ -89,7 +89,10 @@ class LogOptions:
         try:
             yield
         finally:
-            os.environ[VARIABLE] = before or ""
+            if before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = before
 
 
 class RunLogger:

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats import FORMATS, QuantizedWeight, swap_nibbles
-from repro.models.files.tensor_files import CheckpointError, TensorSpec, WeightSource, read_exactly
+from repro.models.files.tensor_files import CheckpointError, TensorFile, TensorSpec, read_exactly
 
 NAME: Final = "bitsandbytes-nf4"
 METHOD: Final = "bitsandbytes"
@@ -96,7 +96,7 @@ def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor
     }
 
 
-def read_packed(source: WeightSource, projection: str, shape: tuple[int, int]) -> QuantizedWeight:
+def read_packed(source: TensorFile, projection: str, shape: tuple[int, int]) -> QuantizedWeight:
     """Return a projection's codes and scales exactly as the file holds them, on the CPU.
 
     A `CheckpointError` names a tensor that is missing or not an NF4 matrix's.

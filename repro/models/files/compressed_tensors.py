@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats import FORMATS, QuantizedWeight
-from repro.models.files.tensor_files import CheckpointError, TensorSpec, WeightSource, read_exactly
+from repro.models.files.tensor_files import CheckpointError, TensorFile, TensorSpec, read_exactly
 
 PACKED, SCALE, GLOBAL_SCALE = "weight_packed", "weight_scale", "weight_global_scale"
 # compressed-tensors' release whose layout this module follows; a field of config.json.
@@ -169,7 +169,7 @@ def packed_specs(
 
 
 def read_packed(
-    source: WeightSource, projection: str, shape: tuple[int, int], weight_format: str
+    source: TensorFile, projection: str, shape: tuple[int, int], weight_format: str
 ) -> QuantizedWeight:
     """Return a projection's codes and scales exactly as the file holds them, on the CPU.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.formats import QuantizedWeight
 from repro.models.files import bitsandbytes_files, compressed_tensors
-from repro.models.files.tensor_files import TensorSpec, WeightSource
+from repro.models.files.tensor_files import TensorFile, TensorSpec
 
 # The layout's name by format.
 LAYOUTS: Final[Mapping[str, str]] = {
@@ -50,7 +50,7 @@ def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor
 
 
 def read_packed(
-    source: WeightSource, projection: str, shape: tuple[int, int], weight_format: str
+    source: TensorFile, projection: str, shape: tuple[int, int], weight_format: str
 ) -> QuantizedWeight:
     """Return a projection's codes and scales exactly as the file holds them, on the CPU."""
     if weight_format == "nf4":

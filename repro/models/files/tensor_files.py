@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -63,41 +63,6 @@ class _Entry:
     path: Path
     spec: TensorSpec
     stored: str  # its name in the file
-
-
-class WeightSource(Protocol):
-    """Where a model's tensors come from, by name."""
-
-    def names(self) -> Iterable[str]:
-        """Return the names of all tensors."""
-
-    def spec(self, name: str) -> TensorSpec:
-        """Return a tensor's dtype and shape without reading its values."""
-
-    def read(self, name: str) -> Tensor:
-        """Return a tensor on the CPU, freshly read."""
-
-    def where(self, name: str) -> str:
-        """Return `file: tensor`, for error messages."""
-
-
-class SourceAround(WeightSource):
-    """Another source's tensors, of the same names, dtypes and shapes; `read` changes values."""
-
-    def __init__(self, source: WeightSource) -> None:
-        self._source = source
-
-    def names(self) -> Iterable[str]:
-        """Return the names of all tensors."""
-        return self._source.names()
-
-    def spec(self, name: str) -> TensorSpec:
-        """Return a tensor's dtype and shape without reading its values."""
-        return self._source.spec(name)
-
-    def where(self, name: str) -> str:
-        """Return `file: tensor`, for error messages."""
-        return self._source.where(name)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -167,6 +132,13 @@ class TensorFile:
             return self._entries[name]
         except KeyError:
             raise CheckpointError(f"{self._root}: {name} is missing") from None
+
+
+class SourceAround(TensorFile):
+    """Another's tensors, of the same names, dtypes and shapes; `read` changes values."""
+
+    def __init__(self, source: TensorFile) -> None:
+        self._root, self._entries, self._source = source._root, source._entries, source
 
 
 class TensorFolder(TensorFile):
@@ -255,7 +227,7 @@ def read_header(path: Path) -> dict[str, _Entry]:
     return entries | left_out
 
 
-def read_exactly(source: WeightSource, name: str, spec: TensorSpec) -> Tensor:
+def read_exactly(source: TensorFile, name: str, spec: TensorSpec) -> Tensor:
     """Return a tensor on the CPU; `CheckpointError` unless dtype and shape are those of `spec`."""
     stored = source.spec(name)
     if stored != spec:
