@@ -128,8 +128,8 @@ TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(4, dtype=torch
 
 def read_settings(path):
     read = read_adapter(path.parent).settings
-    assert read.rank >= 1
-    assert math.isfinite(read.alpha)
+    assert read["lora_rank"] >= 1
+    assert math.isfinite(read["lora_alpha"])
 
 
 @pytest.mark.parametrize(

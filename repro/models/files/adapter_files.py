@@ -72,16 +72,6 @@ _LARGEST_RANK: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterSettings:
-    """Rank and scaling of an adapter, as in `repro.models.lora`; whether it has norms' gains."""
-
-    rank: int
-    alpha: float
-    rslora: bool
-    norms_trained: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAdapter:
     """The contents of an adapter folder besides the tensors.
 
@@ -91,17 +81,15 @@ class StoredAdapter:
         The base checkpoint, and its commit on the hub; None where the config names none.
     weight_format
         Of the base weights in training; None for an adapter that was not saved here.
-    order, rounding
-        The order of channels that the base had in training, and the rounding planted on it, as
-        `load_policy` takes them; None for the checkpoint as it is.
+    settings
+        As `load_policy` takes them: rank and scaling, whether norms' gains are there, and the order
+        of channels and the planted rounding of the base in training, None for the checkpoint's own.
     """
 
-    settings: AdapterSettings
     base: str | None
     revision: str | None
     weight_format: WeightFormat | None
-    order: int | None
-    rounding: PlantedRounding | None
+    settings: dict[str, Any]
 
 
 def adapter_tensors(policy: Policy, *, norms: bool = True) -> dict[str, nn.Parameter]:
@@ -123,11 +111,6 @@ def adapter_tensors(policy: Policy, *, norms: bool = True) -> dict[str, nn.Param
         for name, norm in block_norms(policy.model).items():
             tensors[f"{PREFIX}{name}.weight"] = norm.weight
     return tensors
-
-
-def base_of(policy: Policy) -> tuple[str | None, str | None]:
-    """Return the name and pin of the policy's base; see `named_base`."""
-    return (None, None) if policy.folder is None else named_base(policy.checkpoint, policy.folder)
 
 
 def named_base(checkpoint: str, folder: Path) -> tuple[str, str | None]:
@@ -175,8 +158,8 @@ def save_adapter(
     path = Path(folder)
     tensors = adapter_tensors(policy, norms=norms)
     path.mkdir(parents=True, exist_ok=True)
-    if base is None:
-        base, revision = base_of(policy)
+    if base is None and policy.folder is not None:
+        base, revision = named_base(policy.checkpoint, policy.folder)
     origin = {"base_model_name_or_path": base, "revision": revision}
     config = _config_values(policy, norms=norms) | origin | {"inference_mode": True}
     write_tensors(path / TENSORS, tensors)
@@ -202,10 +185,11 @@ def _config_values(policy: Policy, *, norms: bool) -> dict[str, object]:
 
 def read_adapter(folder: str | Path) -> StoredAdapter:
     """Return an adapter folder's description of itself; `CheckpointError` where it is broken."""
-    path = Path(folder) / CONFIG
-    config = read_json(path)
-    trained = Path(folder) / ORIGIN
-    own = read_json(trained) if trained.is_file() else {}
+    path, trained = Path(folder) / CONFIG, Path(folder) / ORIGIN
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; its scaling is known from there alone")
+    config = read_object(path)
+    own = read_object(trained) if trained.is_file() else {}
     order, planted, trained_format = own.get("order"), own.get("rounding"), own.get("weight_format")
     if trained.is_file() and trained_format not in get_args(WeightFormat):
         raise CheckpointError(
@@ -219,12 +203,10 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{trained}: rounding is {planted!r}: {error}") from error
     return StoredAdapter(
-        settings=settings_of(config, path),
         base=config.get("base_model_name_or_path"),
         revision=config.get("revision"),
         weight_format=trained_format,
-        order=order,
-        rounding=rounding,
+        settings=settings_of(config, path) | {"order": order, "rounding": rounding},
     )
 
 
@@ -239,15 +221,11 @@ def base_named(adapter: str | Path, stored: StoredAdapter) -> str:
     return base
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the values of a JSON file of an adapter; `CheckpointError` where there are none."""
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing; its scaling is known from there alone")
-    return read_object(path)
+def settings_of(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """Return what an `adapter_config.json` says to `load_policy`.
 
-
-def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
-    """Return an `adapter_config.json`'s settings; `CheckpointError` names a field not read here."""
+    A `CheckpointError` names a field that is not read here.
+    """
 
     def require(fits: bool, field: str, needed: object) -> None:
         if not fits:
@@ -273,12 +251,12 @@ def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
     for field in ("base_model_name_or_path", "revision"):
         require(isinstance(values.get(field), str | None), field, "a text")
     require(isinstance(values.get("use_rslora"), bool | None), "use_rslora", "true or false")
-    return AdapterSettings(
-        rank=int(rank or 0),
-        alpha=float(alpha or 0),
-        rslora=bool(values.get("use_rslora")),
-        norms_trained=norms,
-    )
+    return {
+        "lora_rank": rank,
+        "lora_alpha": float(alpha or 0),
+        "rslora": bool(values.get("use_rslora")),
+        "norms_trained": norms,
+    }
 
 
 def load_adapted(
@@ -306,21 +284,14 @@ def load_adapted(
     """
     stored = read_adapter(adapter)
     base = checkpoint if checkpoint is not None else base_named(adapter, stored)
-    settings = stored.settings
     policy = load_policy(
         base,
         revision=(stored.revision or "") if checkpoint is None else "",
         weight_format=weight_format or stored.weight_format or "bf16",
         training="lora",
-        lora_rank=settings.rank,
-        lora_alpha=settings.alpha,
-        rslora=settings.rslora,
-        norms_trained=settings.norms_trained,
         compute_dtype=compute_dtype,
-        seed=0,
         device=device,
-        order=stored.order,
-        rounding=stored.rounding,
+        **stored.settings,
     )
     load_adapter(policy, adapter)
     return policy

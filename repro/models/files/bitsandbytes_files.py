@@ -76,8 +76,6 @@ def packed_specs(projection: str, shape: tuple[int, int]) -> dict[str, TensorSpe
     """Return a projection's tensors by name, of `shape` (N, K), K in whole blocks."""
     N, K = shape
     block = FORMATS["nf4"].block
-    if K % block:
-        raise ValueError(f"{projection}.weight has K = {K}; NF4 needs a multiple of {block}")
     return {
         f"{projection}.{CODES}": TensorSpec(dtype=torch.uint8, shape=(N * K // 2, 1)),
         f"{projection}.{SCALES}": TensorSpec(dtype=torch.float32, shape=(N * K // block,)),
@@ -96,15 +94,13 @@ def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor
     }
 
 
-def read_packed(source: TensorFile, projection: str, shape: tuple[int, int]) -> QuantizedWeight:
-    """Return a projection's codes and scales exactly as the file holds them, on the CPU.
-
-    A `CheckpointError` names a tensor that is missing or not an NF4 matrix's.
-    """
-    specs = packed_specs(projection, shape)
+def read_fields(
+    source: TensorFile, projection: str, shape: tuple[int, int], specs: Mapping[str, TensorSpec]
+) -> dict[str, Tensor]:
+    """Return a `QuantizedWeight`'s tensors, on the CPU; raise if they are not an NF4 matrix's."""
     # Others' states are JSON of another length.
     state = f"{projection}.{STATE}"
-    specs[state] = replace(specs[state], shape=source.spec(state).shape)
+    specs = {**specs, state: replace(specs[state], shape=source.spec(state).shape)}
     tensors = {
         name.removeprefix(f"{projection}."): read_exactly(source, name, spec)
         for name, spec in specs.items()
@@ -113,15 +109,10 @@ def read_packed(source: TensorFile, projection: str, shape: tuple[int, int]) -> 
         where = source.where(f"{projection}.{VALUES}")
         raise CheckpointError(f"{where} is not that of an NF4 matrix {shape}")
     _require_state(tensors[STATE], source.where(state), shape)
-    N, K = shape
-    fields = {
-        "codes": swap_nibbles(tensors[CODES]).reshape(N, K // 2),
-        "block_scales": tensors[SCALES].reshape(N, K // FORMATS["nf4"].block),
+    return {
+        "codes": swap_nibbles(tensors[CODES]).reshape(shape[0], -1),
+        "block_scales": tensors[SCALES].reshape(shape[0], -1),
     }
-    try:
-        return QuantizedWeight.from_tensors("nf4", fields, shape)
-    except ValueError as error:
-        raise CheckpointError(f"{source.where(f'{projection}.{SCALES}')}: {error}") from error
 
 
 def _require_state(stored: Tensor, where: str, shape: tuple[int, int]) -> None:

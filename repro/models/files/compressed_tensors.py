@@ -153,11 +153,6 @@ def packed_specs(
     """Return a projection's tensors by name, of `shape` (N, K), K in whole blocks."""
     N, K = shape
     spec = FORMATS[weight_format]
-    if K % spec.block:
-        raise ValueError(
-            f"{projection}.weight has K = {K}; {weight_format.upper()} needs a multiple of "
-            f"{spec.block}"
-        )
     scales = TensorSpec(dtype=spec.scale_dtype, shape=(N, K // spec.block))
     specs = {
         f"{projection}.{PACKED}": TensorSpec(dtype=torch.uint8, shape=(N, K // 2)),
@@ -168,23 +163,18 @@ def packed_specs(
     return specs
 
 
-def read_packed(
-    source: TensorFile, projection: str, shape: tuple[int, int], weight_format: str
-) -> QuantizedWeight:
-    """Return a projection's codes and scales exactly as the file holds them, on the CPU.
-
-    A `CheckpointError` names a tensor that is missing or does not fit.
-    """
-    specs = packed_specs(projection, shape, weight_format)
+def read_fields(
+    source: TensorFile, projection: str, specs: Mapping[str, TensorSpec]
+) -> dict[str, Tensor]:
+    """Return a `QuantizedWeight`'s tensors as the file holds them, on the CPU."""
     tensors = {name: read_exactly(source, name, spec) for name, spec in specs.items()}
-    scale_name = f"{projection}.{SCALE}"
-    fields = {"codes": tensors[f"{projection}.{PACKED}"], "block_scales": tensors[scale_name]}
-    if weight_format == "nvfp4":
+    fields = {
+        "codes": tensors[f"{projection}.{PACKED}"],
+        "block_scales": tensors[f"{projection}.{SCALE}"],
+    }
+    if f"{projection}.{GLOBAL_SCALE}" in specs:
         fields["encode_scale"] = tensors[f"{projection}.{GLOBAL_SCALE}"].reshape(())
-    try:
-        return QuantizedWeight.from_tensors(weight_format, fields, shape)
-    except ValueError as error:
-        raise CheckpointError(f"{source.where(scale_name)}: {error}") from error
+    return fields
 
 
 def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor]:

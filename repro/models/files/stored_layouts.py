@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from kernels.formats import QuantizedWeight
+from kernels.formats import FORMATS, QuantizedWeight
 from repro.models.files import bitsandbytes_files, compressed_tensors
-from repro.models.files.tensor_files import TensorFile, TensorSpec
+from repro.models.files.tensor_files import CheckpointError, TensorFile, TensorSpec
 
 # The layout's name by format.
 LAYOUTS: Final[Mapping[str, str]] = {
@@ -36,7 +36,13 @@ def stored_format(config: Mapping[str, Any], where: Path) -> str:
 def packed_specs(
     projection: str, shape: tuple[int, int], weight_format: str
 ) -> dict[str, TensorSpec]:
-    """Return the tensors of a projection of `shape` (N, K) by full name."""
+    """Return the tensors of a projection of `shape` (N, K) by full name, K in whole blocks."""
+    block = FORMATS[weight_format].block
+    if shape[1] % block:
+        raise ValueError(
+            f"{projection}.weight has K = {shape[1]}; {weight_format.upper()} needs a multiple of "
+            f"{block}"
+        )
     if weight_format == "nf4":
         return bitsandbytes_files.packed_specs(projection, shape)
     return compressed_tensors.packed_specs(projection, shape, weight_format)
@@ -52,7 +58,18 @@ def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor
 def read_packed(
     source: TensorFile, projection: str, shape: tuple[int, int], weight_format: str
 ) -> QuantizedWeight:
-    """Return a projection's codes and scales exactly as the file holds them, on the CPU."""
+    """Return a projection's codes and scales exactly as the file holds them, on the CPU.
+
+    A `CheckpointError` names a tensor that is missing or does not fit.
+    """
+    specs = packed_specs(projection, shape, weight_format)
     if weight_format == "nf4":
-        return bitsandbytes_files.read_packed(source, projection, shape)
-    return compressed_tensors.read_packed(source, projection, shape, weight_format)
+        scale = bitsandbytes_files.SCALES
+        fields = bitsandbytes_files.read_fields(source, projection, shape, specs)
+    else:
+        scale = compressed_tensors.SCALE
+        fields = compressed_tensors.read_fields(source, projection, specs)
+    try:
+        return QuantizedWeight.from_tensors(weight_format, fields, shape)
+    except ValueError as error:
+        raise CheckpointError(f"{source.where(f'{projection}.{scale}')}: {error}") from error

@@ -15,7 +15,6 @@ from repro.models.checkpoint import TINY_FOLDER
 from repro.models.files.adapter_files import (
     ORIGIN,
     TENSORS,
-    base_of,
     load_adapted,
     named_base,
     read_adapter,
@@ -38,10 +37,8 @@ def test_a_base_of_the_hub_is_named_and_loaded_by_the_commit_that_was_read(tmp_p
     monkeypatch.setenv("HF_HUB_CACHE", str(hub))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     policy = trained_policy()
-    policy.checkpoint, policy.folder = str(snapshot), snapshot
-    assert base_of(policy) == (str(snapshot), None)
-    policy.checkpoint = "owner/name"
-    assert base_of(policy) == ("owner/name", commit)
+    assert named_base(str(snapshot), snapshot) == (str(snapshot), None)
+    policy.checkpoint, policy.folder = "owner/name", snapshot
     save_adapter(policy, tmp_path / "a")
     stored = read_adapter(tmp_path / "a")
     assert (stored.base, stored.revision) == ("owner/name", commit)

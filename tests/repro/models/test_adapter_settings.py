@@ -111,7 +111,7 @@ def plain_values():
 )
 def test_what_is_another_thing_is_refused_by_its_field(field, value):
     # A field that peft adds is refused until it is looked at; what it writes by itself is not.
-    assert settings_of(plain_values(), WHERE).rank == 8
+    assert settings_of(plain_values(), WHERE)["lora_rank"] == 8
     with pytest.raises(CheckpointError, match=field) as caught:
         settings_of(plain_values() | {field: value}, WHERE)
     assert str(WHERE) in str(caught.value)
