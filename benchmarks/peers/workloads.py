@@ -140,8 +140,8 @@ def write_questions(request: Mapping[str, Any], data: str, place: Path) -> dict[
     lines = []
     for place_in_order in order_of_epoch(seed, 0, len(problems))[: request["steps"] * size]:
         problem = problems[place_in_order]
-        messages: Any = template_named(TEMPLATE).build(problem.question)
-        row = {"prompt": messages[0]["content"], "answer": problem.answer}
+        asked = template_named(TEMPLATE).build(problem.question)
+        row = {"prompt": asked, "answer": problem.answer}
         lines.append(json.dumps(row))
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return {"data": source, "questions": str(out)}

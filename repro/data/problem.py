@@ -100,46 +100,44 @@ def problem_from_row(
         raise DataError(f"{where}: found {shown(row)}; each row must be an object with columns")
     found = _columns_of(row, columns or {}, where)
     question, before, said = _question(row, found["question"], where)
-    answer = said if found["answer"] is None else _text(row, found["answer"], where)
+    answer = _text(row, found["answer"], where) if "answer" in found else said
     if answer is None:
         raise _missing("answer", row, where)
     gold = answer.rpartition("####")[2].strip()
-    solution = None if found["solution"] is None else row[found["solution"]]
-    if solution is not None and not isinstance(solution, str):
+    given = {role: row[column] for role, column in found.items()}
+    solution, source = given.get("solution"), given.get("source", "")
+    if not isinstance(solution, str | None):
         raise DataError(f"{where}: `solution` is {shown(solution)}; it must be a string or null")
-    source = "" if found["source"] is None else row[found["source"]]
     if not isinstance(source, str):
         raise DataError(f"{where}: `source` is {shown(source)}; it must be a string")
-    level = None if found["level"] is None else row[found["level"]]
-    own = None if found["id"] is None else _text(row, found["id"], where)
+    own = _text(row, found["id"], where) if "id" in found else ""
     return Problem(
         id=own or place or where.rpartition("/")[2],
         question=question,
         answer=_THOUSANDS.sub("", gold) if gold and "####" in answer else answer,
         solution=solution,
         source=source,
-        level=read_level(level, where=where),
+        level=read_level(given.get("level"), where=where),
         before=before,
         row=row,
         where=where,
     )
 
 
-def _columns_of(
-    row: Mapping[str, Any], columns: Mapping[str, str], where: str
-) -> dict[str, str | None]:
-    """Return the row's column of each role, None where it has none."""
-    found: dict[str, str | None] = {}
+def _columns_of(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> dict[str, str]:
+    """Return the row's columns by role, of the roles that it has."""
+    found: dict[str, str] = {}
     for role, names in ROLES.items():
         wanted = columns.get(role)
         if wanted is not None and wanted not in row:
             raise _missing(wanted, row, where)
         taken = {found.get(of) for of in _NEEDED} | {columns.get(of) for of in _NEEDED}
         own = (name for name in names if name in row and (name == role or name not in taken))
-        found[role] = wanted or next(own, None)
-    if found["solution"] == found["answer"] and "solution" not in columns:
-        found["solution"] = None
-    if found["question"] is None:
+        if column := wanted or next(own, None):
+            found[role] = column
+    if found.get("solution") == found.get("answer") and "solution" not in columns:
+        found.pop("solution", None)
+    if "question" not in found:
         raise _missing("question", row, where)
     return found
 
@@ -167,12 +165,12 @@ def _text(row: Mapping[str, Any], column: str, where: str) -> str:
 
 
 def _question(
-    row: Mapping[str, Any], column: str | None, where: str
+    row: Mapping[str, Any], column: str, where: str
 ) -> tuple[str, tuple[tuple[str, str], ...], str | None]:
     """Return the question, the messages before it, and what the assistant says after it."""
-    value = row[column or ""]
+    value = row[column]
     if not isinstance(value, list):
-        return _text(row, str(column), where), (), None
+        return _text(row, column, where), (), None
     chat = [_message(item, f"{where}: `{column}`") for item in value]
     said = chat.pop()[1] if chat and chat[-1][0] == "assistant" else None
     if not chat or chat[-1][0] != "user":

@@ -97,7 +97,8 @@ class PromptTemplate:
     version
         Moves whenever a prompt's text would.
     build, chat
-        Question to plain text, or to messages for the tokenizer's own chat template.
+        Question to text, and whether that is the user's message in the tokenizer's own chat
+        template.
     working_prefix
         How a completion that shows its working begins, where that is known of the policies that
         the template is for: forced upon them, it gives their ceiling.
@@ -109,7 +110,7 @@ class PromptTemplate:
 
     name: str
     version: int = 1
-    build: Callable[[str], str | list[dict[str, str]]]
+    build: Callable[[str], str]
     chat: bool
     working_prefix: str | None = None
     reads: str = "tags"
@@ -120,19 +121,15 @@ class PromptTemplate:
 
         The tokenizer's chat template is not in it.
         """
-        return digest_of(
-            {
-                "name": self.name,
-                "version": self.version,
-                "chat": self.chat,
-                "text": self.build(_DIGEST_QUESTION),
-            }
-        )
+        text = self.build(_DIGEST_QUESTION)
+        asked = [{"role": "user", "content": text}] if self.chat else text
+        said = {"name": self.name, "version": self.version, "chat": self.chat, "text": asked}
+        return digest_of(said)
 
 
-def _asking(*suffix: str) -> Callable[[str], list[dict[str, str]]]:
-    """Return what makes the user's message of a question, perhaps with a suffix on its own line."""
-    return lambda question: [{"role": "user", "content": "\n".join((question, *suffix))}]
+def _asking(*suffix: str) -> Callable[[str], str]:
+    """Return what asks a question, perhaps with a suffix on its own line."""
+    return lambda question: "\n".join((question, *suffix))
 
 
 PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
@@ -189,7 +186,7 @@ def _own_template(text: str) -> PromptTemplate:
         )
     compiled = functools.cache(ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string)
 
-    def fill(question: str) -> str:
+    def build(question: str) -> str:
         # Not `format`: a text that asks for \\boxed{} has braces of its own.
         filled = text.replace("{question}", question)
         if in_jinja:
@@ -201,11 +198,7 @@ def _own_template(text: str) -> PromptTemplate:
             raise ValueError(f"the template {text[:60]!r} does not hold {{question}}{lost}")
         return filled
 
-    _require_no_address(fill(_DIGEST_QUESTION), "the template")
-
-    def build(question: str) -> list[dict[str, str]]:
-        return [{"role": "user", "content": fill(question)}]
-
+    _require_no_address(build(_DIGEST_QUESTION), "the template")
     reads = "boxed" if "\\boxed" in text else "hashes" if "####" in text else "tags"
     return PromptTemplate(name="own", build=build, chat=True, reads=reads, bare_too=True)
 
@@ -225,7 +218,7 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
                 f"problem {problem.id!r}: the question holds {token!r}, a control token of "
                 "this tokenizer; remove it from the question"
             )
-    built: Any = template.build(problem.question)
+    text = template.build(problem.question)
     is_bare = template.bare_too and _chat_source(tokenizer) is None
     chats = template.chat and not is_bare
     if problem.before and not chats:
@@ -234,10 +227,9 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
             "are a template and a tokenizer for chat"
         )
     if chats:
-        earlier = [{"role": role, "content": said} for role, said in problem.before]
-        token_ids = _chat_token_ids([*earlier, *built], template, tokenizer)
+        chat = [{"role": role, "content": said} for role, said in (*problem.before, ("user", text))]
+        token_ids = _chat_token_ids(chat, template, tokenizer)
     else:
-        text = built if isinstance(built, str) else built[0]["content"]
         token_ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if not token_ids:
         raise ValueError(f"problem {problem.id!r}: template {template.name!r} gave no tokens")

@@ -243,8 +243,13 @@ def write_quantized(
     """
     source_path, out = resolve(source_folder), Path(out_folder)
     with appearing(out) as temporary:
-        _require_convertible(source_path, weight_format)
-        config = read_description(source_path).config
+        if weight_format not in stored_layouts.LAYOUTS:
+            raise ValueError(unknown("stored format", list(stored_layouts.LAYOUTS), weight_format))
+        verify(source_path)
+        description = read_description(source_path)
+        stored, config = description.stored_format, description.config
+        if stored is not None:
+            raise CheckpointError(f"{source_path} is quantised already, to {stored}")
         model, source = build_on_meta(config), open_weights(source_path, config)
         require_same_names(model, source, None)
         temporary.mkdir()
@@ -280,15 +285,6 @@ def _origin(source: Path) -> dict[str, str | None]:
         return {"source": made_of(source).get("gguf", {}).get("gguf", source.name)}
     name = home.removeprefix("models--").replace("--", "/", 1)
     return {"source": name, "revision": commit}
-
-
-def _require_convertible(source: Path, weight_format: str) -> None:
-    if weight_format not in stored_layouts.LAYOUTS:
-        raise ValueError(unknown("stored format", list(stored_layouts.LAYOUTS), weight_format))
-    verify(source)
-    stored = read_description(source).stored_format
-    if stored is not None:
-        raise CheckpointError(f"{source} is quantised already, to {stored}")
 
 
 def _quantised(
@@ -459,12 +455,13 @@ def checkpoint_inputs(facts: Facts) -> dict[str, str]:
 def _digest(sums: Mapping[str, str], *, weights: bool) -> str:
     """Return `digest_of_files` of files, weights or all others, whose own SHA-256 are known."""
     names = sorted(name for name in sums if name.endswith(".safetensors") == weights)
-    return hashlib.sha256("".join(f"{n} {sums[n]}\n" for n in names).encode()).hexdigest()
+    return _digest_of((name, sums[name]) for name in names)
 
 
 def digest_of_files(paths: list[Path]) -> str:
     """Return one SHA-256 hex digest over the names and contents of files, in the order given."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(f"{path.name} {sha256_of(path)}\n".encode())
-    return digest.hexdigest()
+    return _digest_of((path.name, sha256_of(path)) for path in paths)
+
+
+def _digest_of(sums: Iterable[tuple[str, str]]) -> str:
+    return hashlib.sha256("".join(f"{name} {own}\n" for name, own in sums).encode()).hexdigest()

@@ -40,15 +40,13 @@ from repro.reward.grader_worker import Worker, WorkerGoneError, WorkerLateError
 
 Status = Literal["ok", "wrong", "unparsable_gold", "timeout", "error"]
 Pair = tuple[str, str]
-# A gold over the time limit is dropped, as one at fault is.
-_Result = Status | Literal["late_gold"]
 
 _BATCH_PAIRS = 32
 _BATCH_CHARACTERS = 16_384
 _ATTEMPTS = 2
 # Pairs whose statuses are kept, the least recently used being forgotten.
 _REMEMBERED = 65_536
-_CODES: tuple[_Result, ...] = (*get_args(Status), "late_gold")
+_CODES: tuple[Status, ...] = get_args(Status)
 
 
 class GraderError(RuntimeError):
@@ -110,7 +108,7 @@ class GraderPool:
         self.workers_killed = 0
         self.worker: Worker | None = None
         self._among = among
-        self._memory: OrderedDict[Pair, _Result] = OrderedDict()
+        self._memory: OrderedDict[Pair, Status] = OrderedDict()
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -137,7 +135,7 @@ class GraderPool:
         self.counters.update(grade.status for grade in grades)
         return grades
 
-    def _results(self, pairs: dict[Pair, None]) -> dict[Pair, _Result]:
+    def _results(self, pairs: dict[Pair, None]) -> dict[Pair, Status]:
         """Return the result of each different pair, from memory or from the worker."""
         known = {pair: self._memory[pair] for pair in pairs if pair in self._memory}
         batches = _batches([pair for pair in pairs if pair not in known])
@@ -150,7 +148,7 @@ class GraderPool:
             self._memory.popitem(last=False)
         return known
 
-    def _shared_work(self, batches: list[list[Pair]]) -> dict[Pair, _Result]:
+    def _shared_work(self, batches: list[list[Pair]]) -> dict[Pair, Status]:
         """Grade the batches that are this process's; return the results of all."""
         if not batches or self._among is None:
             return {}
@@ -165,9 +163,9 @@ class GraderPool:
         pairs = [pair for batch in batches for pair in batch]
         return dict(zip(pairs, [_CODES[code] for code in codes], strict=True))
 
-    def _work(self, batches: list[list[Pair]]) -> dict[Pair, _Result]:
+    def _work(self, batches: list[list[Pair]]) -> dict[Pair, Status]:
         """Grade batches, replacing the worker each time that it is late or gone."""
-        results: dict[Pair, _Result] = {}
+        results: dict[Pair, Status] = {}
         try:
             for batch in batches:
                 results |= self._grade_batch(batch)
@@ -177,8 +175,8 @@ class GraderPool:
             raise
         return results
 
-    def _grade_batch(self, batch: list[Pair]) -> dict[Pair, _Result]:
-        results: dict[Pair, _Result] = {}
+    def _grade_batch(self, batch: list[Pair]) -> dict[Pair, Status]:
+        results: dict[Pair, Status] = {}
         failures: Counter[Pair] = Counter()
         late_pairs: list[Pair] = []
         left = list(batch)
@@ -199,8 +197,8 @@ class GraderPool:
                 own = (pair[0], pair[0])
                 if not is_late:
                     results[pair] = "error"
-                elif pair == own:
-                    results[own] = "late_gold"
+                elif pair == own:  # a gold over the limit is dropped, as one at fault is
+                    results[own] = "unparsable_gold"
                 else:
                     # Whose fault is it? The gold alone, on a new worker, tells.
                     late_pairs.append(pair)
@@ -240,14 +238,12 @@ class _Form(NamedTuple):
     refused: bool
 
 
-def _status_of(form: _Form | None, results: Mapping[Pair, _Result]) -> Status:
+def _status_of(form: _Form | None, results: Mapping[Pair, Status]) -> Status:
     """Return the status of a pair from the results of what was asked for it."""
     if form is None:
         return "unparsable_gold"
     result = results[form.pair]
-    if form.refused and result == "ok":
-        return "wrong"
-    return "unparsable_gold" if result == "late_gold" else result
+    return "wrong" if form.refused and result == "ok" else result
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -8,7 +8,7 @@ where it is read, and in the file of a record. `repro.evidence.receipts` says wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
@@ -168,50 +168,22 @@ class Timing:
         return {"timing": {name: value for name, value in values.items() if value is not None}}
 
 
-class _Timing(Named[str]):
-    what = "facts.timing"
-    names = frozenset(item.name for item in dataclasses.fields(Timing))
-
-
-class _Rows(Named[str]):
-    what = "facts.rows"
-    names = frozenset(
-        {"groups_drawn", "tokens_sampled", "trained_on", "truncated", "without_reward"}
-    )
-
-
-class _Noise(Named[str]):
-    what = "facts.noise"
-    names = frozenset(
-        {"channels_changed", "digest", "form", "modules", "rollouts_asked", "rollouts_perturbed"}
-        | {"sigma_max", "sigma_realised_max"}
-    )
-
-
-class _NoiseAtStart(Named[str]):
-    what = "facts.noise_at_start"
-    names = frozenset({"channels_changed", "modules", "sigma", "sigma_realised"})
-
-
-class _Rounding(Named[str]):
-    what = "facts.rounding"
-    names = frozenset({"factor", "format", "projections", "relative_change_mean"})
-
-
-class _Seconds(Named[str]):
-    what = "facts.seconds"
-    names = frozenset({"evaluation_seconds", "rollout_seconds", "update_seconds"})
-
-
-class _Explored(Named[str]):
-    what = "facts.explored"
-    names = frozenset({"entropy_sum", "tokens"})
-
-
 # Facts that have names of their own.
+_NAMES_OF_PARTS: dict[str, Iterable[str]] = {
+    "timing": [item.name for item in dataclasses.fields(Timing)],
+    "rows": ("groups_drawn", "tokens_sampled", "trained_on", "truncated", "without_reward"),
+    "noise": (
+        *("channels_changed", "digest", "form", "modules", "rollouts_asked", "rollouts_perturbed"),
+        *("sigma_max", "sigma_realised_max"),
+    ),
+    "noise_at_start": ("channels_changed", "modules", "sigma", "sigma_realised"),
+    "rounding": ("factor", "format", "projections", "relative_change_mean"),
+    "seconds": ("evaluation_seconds", "rollout_seconds", "update_seconds"),
+    "explored": ("entropy_sum", "tokens"),
+}
 _PARTS: dict[str, type[Named[str]]] = {
-    kind.what.removeprefix("facts."): kind
-    for kind in (_Timing, _Rows, _Noise, _NoiseAtStart, _Rounding, _Seconds, _Explored)
+    part: type(part, (Named,), {"what": f"facts.{part}", "names": frozenset(names)})
+    for part, names in _NAMES_OF_PARTS.items()
 }
 
 

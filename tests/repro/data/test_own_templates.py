@@ -16,8 +16,7 @@ HASHED = "{question} Write #### and the answer."
 
 
 def asked(name, question="2 + 2?"):
-    (message,) = template_named(name).build(question)
-    return str(message["content"])
+    return template_named(name).build(question)
 
 
 @pytest.mark.parametrize(
