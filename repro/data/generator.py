@@ -43,6 +43,12 @@ class Step:
     operand: int
     after: int
 
+    @classmethod
+    def taken(cls, operator: Operator, before: int, operand: int, slip: int = 0) -> Step:
+        """Return an operation on `before`, its result off by `slip`."""
+        result = {"+": before + operand, "-": before - operand, "*": before * operand}[operator]
+        return cls(operator=operator, before=before, operand=operand, after=result + slip)
+
     def __str__(self) -> str:
         return f"{self.before} {self.operator} {self.operand} = {self.after}"
 
@@ -154,14 +160,12 @@ def _draw_step(value: int, rng: random.Random, config: GeneratorConfig) -> Step:
     """Draw an operation on `value` whose result stays within the bounds."""
     factors = [factor for factor in config.factors if value * factor <= config.max_value]
     if factors and rng.random() < config.multiply_share:
-        factor = rng.choice(factors)
-        return Step(operator="*", before=value, operand=factor, after=value * factor)
+        return Step.taken("*", value, rng.choice(factors))
     most_added = min(config.max_operand, config.max_value - value)
     most_taken = min(config.max_operand, value - 1)
     adds = rng.random() < 0.5 if min(most_added, most_taken) >= 2 else most_added >= 2
     operand = rng.randint(2, most_added if adds else most_taken)
-    after = value + operand if adds else value - operand
-    return Step(operator="+" if adds else "-", before=value, operand=operand, after=after)
+    return Step.taken("+" if adds else "-", value, operand)
 
 
 def draw_word_problem(level: int, rng: random.Random) -> WordProblem:

@@ -7,9 +7,8 @@ which split depends on their text alone, not on the machine, the order of lines 
 * a public set by name: its own train and test splits, development held out of train;
 * `folder:PATH`, `file:PATH`, `hub:OWNER/NAME`: a user's own (`repro.data.own`).
 
-Where a split's count asks for fewer problems than there are, those with the smallest seeded hash
-are used, in their original order. Nothing is held out of train unless `development_problems` asks
-for it, since the paper trains on all of it.
+Nothing is held out of train unless `development_problems` asks for it, since the paper trains on
+all of it.
 """
 
 from __future__ import annotations

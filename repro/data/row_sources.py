@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from repro.data.problem import DataError
 from repro.spec.checks import shown
@@ -27,6 +27,7 @@ from repro.spec.settings import json_once
 
 # A decoded row, and the file and line that it was read from.
 Row = tuple[Any, str]
+Item = TypeVar("Item")
 # Splits as makers of data sets name them; the first that is there is taken.
 SPLITS: Mapping[str, tuple[str, ...]] = {
     "train": ("train", "training"),
@@ -49,11 +50,8 @@ def tables_of_path(path: Path) -> dict[str, list[Row]]:
         import datasets
 
         return _loaded(partial(datasets.load_from_disk, str(path)), str(path))
-    found = {
-        split: next(filter(None, (_files(path, name) for name in names)), [])
-        for split, names in SPLITS.items()
-    }
-    if not any(found.values()):
+    found = _first_of(partial(_files, path))
+    if not found:
         files = sorted(item.name for item in path.iterdir() if item.suffix in _READERS)
         raise DataError(
             f"{path}: found {', '.join(files[:5]) or 'no file of problems'}; needed are files "
@@ -62,7 +60,6 @@ def tables_of_path(path: Path) -> dict[str, list[Row]]:
     return {
         split: [row for file in files for row in rows_of_file(file)]
         for split, files in found.items()
-        if files
     }
 
 
@@ -164,16 +161,18 @@ def _loaded(load: Callable[[], Any], name: str) -> dict[str, list[Row]]:
 
 def _by_split(tables: Mapping[str, list[Row]], name: str) -> dict[str, list[Row]]:
     """Return tables by split, of those by their makers' names; one of any name is undivided."""
-    found = {
-        split: next((tables[own] for own in names if own in tables), [])
-        for split, names in SPLITS.items()
-    }
-    splits = {split: rows for split, rows in found.items() if rows}
+    splits = _first_of(lambda own: tables.get(own, []))
     if not splits and len(tables) == 1:
         splits["all"] = next(iter(tables.values()))
     if not splits:
         raise DataError(f"{name} has the splits {', '.join(tables)}; needed are train and test")
     return splits
+
+
+def _first_of(named: Callable[[str], list[Item]]) -> dict[str, list[Item]]:
+    """Return by split what its makers' first name with any has; splits without any are left out."""
+    found = {split: filter(None, map(named, names)) for split, names in SPLITS.items()}
+    return {split: first for split, every in found.items() if (first := next(every, []))}
 
 
 def _numbered(rows: Iterable[Any], name: str) -> list[Row]:

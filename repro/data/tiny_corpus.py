@@ -98,20 +98,13 @@ def worked_with_mistakes(
     slip = rng.choice(config.slips)
     value, worked = problem.start, []
     for index, step in enumerate(steps):
-        after = _apply(step, value) + (slip if index == slip_at else 0)
-        worked.append(Step(operator=step.operator, before=value, operand=step.operand, after=after))
-        value = after
+        off = slip if index == slip_at else 0
+        worked.append(Step.taken(step.operator, value, step.operand, off))
+        value = worked[-1].after
     # A mistake that leaves the range of the story would be told apart by its size; take it back.
     if any(not 1 <= step.after <= config.generator.max_value for step in worked):
         return problem.steps, problem.answer
     return worked, value
-
-
-def _apply(step: Step, value: int) -> int:
-    """Return the result of a step's operation on another value."""
-    if step.operator == "*":
-        return value * step.operand
-    return value + step.operand if step.operator == "+" else value - step.operand
 
 
 def complete(problem: WordProblem, rng: random.Random, config: CorpusConfig) -> str:

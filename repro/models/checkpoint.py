@@ -19,10 +19,6 @@ Easy mistakes
 -------------
 * q, k and v may lie in different source shards, and their shared scale depends on all three:
   reading is by name over the whole folder, never shard by shard.
-* A folder must appear complete or not at all: written under a temporary name, then renamed. An
-  existing folder is never written into.
-* An adapter file without its config is ambiguous by a factor (alpha / rank); they are loaded
-  together or refused.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ Easy mistakes
   from (seed, module name) on the CPU, so neither format, device, nor the order of modules matters.
 * scaling is alpha / R, and a second implementation (the sampler) easily drops it.
   `effective_weight` is the one place that merges for it, into a fresh float32 tensor.
-* Merging into a 4-bit base is refused: the sum of codes and adapter does not lie on the 4-bit grid,
-  and rounding it there again throws much of the adapter away.
 * What was folded into a 16-bit base cannot be subtracted again, because the sum was rounded.
 """
 

@@ -22,8 +22,6 @@ Easy mistakes
   the baseline's memory (docs/background.md, row 13). It is not called here.
 * A projection that was not found is not quantised and nobody notices: every count is compared with
   what the config implies, and ends up in the record.
-* Building the adapter from the global random generator makes arms differ by more than their
-  format; `seed` decides A, by module name.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
 r"""Reading a completion: its format, and the answer it gives.
 
-Three readings, kept apart because they measure different things:
-
-* `format_ok`, the strict format that our reward pays: each tag exactly once, in order, only white
-  space before, between and after, and an answer that is not the prompt's own placeholder;
-* `extract_answer`, the answer that our reward compares: the content of the *only* answer block;
-  two blocks are two guesses, and earn nothing;
-* `lenient_answer`, what a generous reader would take: the last claim in any usual form
-  (`<answer>`, `\boxed{}`, `#### N`, "the answer is N") that can be read as an answer, so that
-  rambling after a box ("the answer is as expected") takes nothing back; words after a number, in
-  `\text{}` or plain, are taken for its unit, and marks of emphasis are dropped. It is logged and
-  never paid. The last number in the text is not a claim.
+Three readings, kept apart because they measure different things: the strict format that our reward
+pays (`format_ok`), the answer that it compares (`extract_answer`; two blocks are two guesses, and
+earn nothing), and what a generous reader would take, which is logged and never paid
+(`lenient_answer`): the last claim in any usual form (`<answer>`, `\boxed{}`, `#### N`, "the answer
+is N") that can be read as an answer, so that rambling after a box ("the answer is as expected")
+takes nothing back. The last number in the text is not a claim.
 
 The strict readings are those of the paper's tags; a prompt template that asks for another form has
 its own (`READINGS`): the last box, or what follows the last `####`, with one of them as the format.
@@ -28,7 +23,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from repro.reward.expression import is_readable, tidy
+from repro.reward.expression import end_of_bracket, is_readable, tidy
 from repro.reward.quantities import read_quantity, with_unit_marked
 from repro.spec.checks import require
 
@@ -113,9 +108,10 @@ def extract_answer(text: str) -> str | None:
 # Runs side by side write many texts alike, and each is read when graded and when scored.
 @functools.lru_cache(maxsize=_REMEMBERED)
 def lenient_answer(text: str) -> str | None:
-    """Return the answer of the last claim that can be read, or of the last, or None without claims.
+    r"""Return the answer of the last claim that can be read, else of the last; None without any.
 
-    A claim inside an answer block comes after the block's own and is therefore preferred.
+    A claim inside an answer block comes after the block's own and is therefore preferred. Words
+    after a number, in `\text{}` or plain, are taken for its unit, and emphasis is dropped.
     """
     claims = [_usable(_EMPHASIS.sub("", one)) for _, one in sorted(_claims(text), reverse=True)]
     if not claims:
@@ -220,9 +216,5 @@ def _usable(content: str) -> str | None:
 
 def _balanced(text: str, start: int) -> str:
     """Return the text from `start` up to the brace that closes it, or an empty one."""
-    depth = 1
-    for match in re.compile(r"[{}]").finditer(text, start):
-        depth += 1 if match.group() == "{" else -1
-        if depth == 0:
-            return text[start : match.start()]
-    return ""
+    end = end_of_bracket(text, start, "[{}]", depth=1)
+    return text[start : end - 1] if end else ""

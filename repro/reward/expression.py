@@ -416,12 +416,19 @@ def _split(text: str) -> list[str]:
 
 def _closes_last(text: str) -> bool:
     """Say whether the first bracket of a text closes with its last."""
-    depth, signs = 0, list(re.finditer(r"[()\[\]{}]", text))
-    for match in signs:
+    return end_of_bracket(text, 0, r"[()\[\]{}]") == len(text)
+
+
+def end_of_bracket(text: str, start: int, brackets: str, depth: int = 0) -> int:
+    """Return the place behind the bracket that closes the first from `start`, 0 for none.
+
+    `brackets` is a pattern of those that count, `depth` how many are open at `start`.
+    """
+    for match in re.compile(brackets).finditer(text, start):
         depth += 1 if match.group() in "([{" else -1
         if depth == 0:
-            return match.end() == len(text)
-    return False
+            return match.end()
+    return 0
 
 
 def _spelled_like(gold: str, answer: str) -> bool:

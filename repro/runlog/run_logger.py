@@ -139,22 +139,18 @@ class RunLogger:
             if hooks.on_step is not None:
                 hooks.on_step(step, values)
 
-        def evaluate(step: int) -> float:
-            assert hooks.evaluate is not None
-            accuracy = hooks.evaluate(step)
-            self.evaluation(step, {"evaluation_accuracy": accuracy})
-            return accuracy
+        def kept(hook: Callable[[int], Any] | None, names: Callable[[Any], Values]) -> Any:
+            def asked(step: int) -> Any:
+                found = hook(step)
+                self.evaluation(step, names(found))
+                return found
 
-        def test(step: int) -> Mapping[str, float]:
-            assert hooks.test is not None
-            tested = hooks.test(step)
-            self.evaluation(step, {f"test_{name}": value for name, value in tested.items()})
-            return tested
+            return None if hook is None else asked
 
         return dataclasses.replace(
             hooks,
-            test=None if hooks.test is None else test,
-            evaluate=None if hooks.evaluate is None else evaluate,
+            test=kept(hooks.test, lambda found: {f"test_{name}": v for name, v in found.items()}),
+            evaluate=kept(hooks.evaluate, lambda accuracy: {"evaluation_accuracy": accuracy}),
             on_step=on_step,
             on_rollout=lambda step, rollout: self.rollout(step, rollout, tokenizer),
         )

@@ -1,12 +1,8 @@
 """Configuration values: what the paper varies (an arm) and what the hardware varies (a scale).
 
 An `Arm` and a scale (`TrainScale` and its siblings) have no field in common, so a contrast between
-two arms is the same contrast at every scale. Everything is frozen; a variant is a
-`dataclasses.replace` away. Learning rates, lengths and batch sizes belong to the scale; formats,
-noise, loss and rank belong to the arm.
-
-Places in the paper (arXiv 2510.11696v1) stand beside each constant; where it is silent, that is
-said.
+two arms is the same contrast at every scale. Learning rates, lengths and batch sizes belong to the
+scale; formats, noise, loss and rank belong to the arm, whose module says how values are cited.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ Easy mistakes
 -------------
 * A flipped bit in the *header* usually breaks JSON or a bound, but one in the data changes a weight
   without a trace; `repro.models.checkpoint` keeps SHA-256 sums for that.
-* A file must appear whole or not at all: written under a temporary name, then renamed.
 """
 
 from __future__ import annotations
