@@ -203,24 +203,23 @@ def _own_template(text: str) -> PromptTemplate:
     return PromptTemplate(name="own", build=build, chat=True, reads=reads, bare_too=True)
 
 
-def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> list[int]:
+def render(problem: Problem, template: str, tokenizer: Any) -> list[int]:
     """Return the prompt's token ids, with at most one beginning-of-sequence token at their start.
 
     It is there if the tokenizer puts it before plain text, or if the chat template writes it.
     Raises `ValueError` if a chat template is needed and missing, or the prompt comes out empty, and
     `DataError` if the question holds the text of one of the tokenizer's control tokens.
     """
-    if isinstance(template, str):
-        template = template_named(template)
+    named = template_named(template)
     for token in sorted(control_tokens(tokenizer)):
         if any(token in text for text in (problem.question, *(said for _, said in problem.before))):
             raise DataError(
                 f"problem {problem.id!r}: the question holds {token!r}, a control token of "
                 "this tokenizer; remove it from the question"
             )
-    text = template.build(problem.question)
-    is_bare = template.bare_too and _chat_source(tokenizer) is None
-    chats = template.chat and not is_bare
+    text = named.build(problem.question)
+    is_bare = named.bare_too and _chat_source(tokenizer) is None
+    chats = named.chat and not is_bare
     if problem.before and not chats:
         raise DataError(
             f"{problem.where}: problem {problem.id!r} has messages before its question; needed "
@@ -228,11 +227,11 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
         )
     if chats:
         chat = [{"role": role, "content": said} for role, said in (*problem.before, ("user", text))]
-        token_ids = _chat_token_ids(chat, template, tokenizer)
+        token_ids = _chat_token_ids(chat, named.name, tokenizer)
     else:
         token_ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if not token_ids:
-        raise ValueError(f"problem {problem.id!r}: template {template.name!r} gave no tokens")
+        raise ValueError(f"problem {problem.id!r}: template {named.name!r} gave no tokens")
     bos = tokenizer.bos_token_id
     if bos is not None:
         if token_ids[0] != bos and bos in list(tokenizer("")["input_ids"])[:1]:
@@ -261,9 +260,7 @@ def control_tokens(tokenizer: Any) -> set[str]:
     return (special | set(map(str, tokenizer.all_special_tokens))) - {""}
 
 
-def render_within(
-    problem: Problem, template: str | PromptTemplate, tokenizer: Any, longest: int
-) -> list[int]:
+def render_within(problem: Problem, template: str, tokenizer: Any, longest: int) -> list[int]:
     """Return `render`'s token ids; raises `ValueError` for more than `longest` of them, too."""
     prompt = render(problem, template, tokenizer)
     if len(prompt) > longest:
@@ -325,11 +322,11 @@ def _chat_source(tokenizer: Any) -> str | None:
     return cast("str | None", default)
 
 
-def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> list[int]:
+def _chat_token_ids(prompt: Any, template: str, tokenizer: Any) -> list[int]:
     """Return the token ids of chat messages, the assistant's opening line included."""
     require(
         _chat_source(tokenizer) is not None,
-        f"prompt template {template.name!r} needs a tokenizer with a chat template; this one has "
+        f"prompt template {template!r} needs a tokenizer with a chat template; this one has "
         "none (the template without chat is 'tiny')",
     )
     text = _chat_text(prompt, tokenizer, opened=True)
@@ -337,7 +334,7 @@ def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> li
     ends = [token for token in sorted(control_tokens(tokenizer) - _MARKS) if token in asked]
     require(
         not ends,
-        f"prompt template {template.name!r} holds {''.join(ends[:1])!r}, a control token of this "
+        f"prompt template {template!r} holds {''.join(ends[:1])!r}, a control token of this "
         "tokenizer, whose own chat template writes the turns; needed are words alone",
     )
     require(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repro.data.problem import DataError, Problem, problem_from_row
-from repro.data.row_sources import Row, rows_of_file, stored_or_fetched
+from repro.data.row_sources import rows_of_file, stored_or_fetched
 from repro.spec.hub import HubError
 
 # "filter len(prompt) <= 1024", in characters: the released code's Big-Math filter.
@@ -144,24 +144,22 @@ def load_public(name: str, split: str, levels: Sequence[int]) -> list[Problem]:
     public = PUBLIC_SETS[name]
     filename, level = file_of(name, split, levels)
     rows = rows_of_file(_fetched(name, public, filename))
-    problems = [_problem(f"{name}/{split}", public, i, row, level) for i, row in enumerate(rows)]
+    problems = []
+    for index, (row, where) in enumerate(rows):
+        problem = problem_from_row(row, where=where, columns=public.columns)
+        own = dataclasses.replace(
+            problem,
+            id=f"{name}/{split}/{problem.id if 'id' in public.columns else index}",
+            answer=public.gold(problem.answer),
+            source=public.repository,
+            level=problem.level if "level" in public.columns else level,
+        )
+        problems.append(own)
     if name == "bigmath":
         return [problem for problem in problems if len(problem.question) <= BIGMATH_MAX_CHARACTERS]
     if levels:
         return [problem for problem in problems if problem.level in levels]
     return problems
-
-
-def _problem(named: str, public: PublicSet, index: int, row: Row, level: int | None) -> Problem:
-    """Return the problem of one row."""
-    problem = problem_from_row(row[0], where=row[1], columns=public.columns)
-    return dataclasses.replace(
-        problem,
-        id=f"{named}/{problem.id if 'id' in public.columns else index}",
-        answer=public.gold(problem.answer),
-        source=public.repository,
-        level=problem.level if "level" in public.columns else level,
-    )
 
 
 def _fetched(name: str, public: PublicSet, filename: str) -> Path:

@@ -36,7 +36,7 @@ from repro.export.comparing import (
     stock_logits,
 )
 from repro.export.quantising import DTYPE, require_reader
-from repro.models.checkpoint import copy_tokenizer, resolve
+from repro.models.checkpoint import TOKENIZER, copy_files, resolve
 from repro.models.files import compressed_tensors
 from repro.models.files.adapter_files import load_adapted, named_base, read_adapter, save_adapter
 from repro.models.files.gguf_files import made_of
@@ -128,7 +128,7 @@ def _adapter(
     is_gguf = bool(made_of(source))
     of_readers = (str(source), None) if is_gguf else (base, revision)
     save_adapter(policy, folder, base=of_readers[0], revision=of_readers[1])
-    copy_tokenizer(source, folder)
+    copy_files(source, folder, TOKENIZER)
     # Other readers unpack 4-bit weights to bfloat16.
     dtype = policy.compute_dtype if served == "bf16" else DTYPE
     with released():

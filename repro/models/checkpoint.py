@@ -84,11 +84,10 @@ _SMALL_PATTERNS: Final = ("*.json", "*.txt", "*.jinja", "*.model")
 _HUB_PATTERNS: Final = ("*.safetensors", *_SMALL_PATTERNS)
 # What loading a policy reads beside weights: the config, and all that says how text becomes tokens,
 # and where a completion ends.
-_TOKENIZER: Final = (
+TOKENIZER: Final = (
     "*token*", "vocab.*", "merges.txt", "chat_template.*", "additional_chat_templates/*.jinja",
 )  # fmt: skip
-_READ: Final = ("config.json", "generation_config.json", *_TOKENIZER)
-_COPIED_SUFFIXES: Final = (".json", ".txt", ".jinja", ".model")
+_READ: Final = ("config.json", "generation_config.json", *TOKENIZER)
 _NOT_COPIED: Final = ("config.json", "model.safetensors.index.json", MANIFEST)
 
 
@@ -249,7 +248,7 @@ def write_quantized(
         model, source = build_on_meta(config), open_weights(source_path, config)
         require_same_names(model, source, None)
         temporary.mkdir()
-        copy_companions(source_path, temporary)
+        copy_files(source_path, temporary)
         scales = SharedScales(source, default_recipe(source_path, weight_format))
         tensors = _quantised(source, model, scales, weight_format, torch.device(device))
         shards = write_shards(temporary, tensors, max_shard_bytes)
@@ -333,19 +332,13 @@ def write_shards(
     return dict(zip(files, digests, strict=True))
 
 
-def copy_companions(source: Path, target: Path) -> None:
-    """Copy tokenizer and further small files, but not the config nor anything about the weights."""
-    for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix in _COPIED_SUFFIXES and path.name not in _NOT_COPIED:
-            shutil.copyfile(path, target / path.name)
-
-
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the files that say how text becomes tokens."""
-    for pattern in _TOKENIZER:
-        for path in sorted(source.glob(pattern)):
-            (target / path.relative_to(source)).parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, target / path.relative_to(source))
+def copy_files(source: Path, target: Path, patterns: Iterable[str] = _SMALL_PATTERNS) -> None:
+    """Copy small files, such as `TOKENIZER`'s; not the config nor anything about the weights."""
+    for path in sorted(path for pattern in patterns for path in source.glob(pattern)):
+        if path.is_file() and path.name not in _NOT_COPIED:
+            place = target / path.relative_to(source)
+            place.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, place)
 
 
 def write_description(

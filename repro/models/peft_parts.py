@@ -22,11 +22,9 @@ __all__ = [
     "get_peft_model",
 ]
 
-_HIDDEN = ("bitsandbytes", "torchao")
-
 
 @contextmanager
-def _hidden(names: tuple[str, ...]) -> Iterator[None]:
+def _hidden(*names: str) -> Iterator[None]:
     """Let packages that are not imported yet look as if they were not installed."""
     chosen = [name for name in names if name not in sys.modules]
     # What `import` and `importlib.util.find_spec` take for a package that is not there.
@@ -38,6 +36,6 @@ def _hidden(names: tuple[str, ...]) -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
-with _hidden(_HIDDEN):
+with _hidden("bitsandbytes", "torchao"):
     from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
     from peft.tuners.lora.layer import Linear as PeftLinear

@@ -72,9 +72,9 @@ class PermutedSource(SourceAround):
         if leaf == "down_proj":
             return stream, self._order(f"inner/{layer}", self._inner)
         if leaf == "v_proj":
-            return self._value_rows(layer), stream
+            return self._values_of(layer, 1), stream
         if leaf == "o_proj":
-            return stream, self._value_columns(layer)
+            return stream, self._values_of(layer, self._heads // self._values)
         # Norms of queries and keys (Qwen3) stay as the channels they scale do.
         return None, (stream if leaf in ("q_proj", "k_proj") else None)
 
@@ -82,18 +82,11 @@ class PermutedSource(SourceAround):
         generator = torch.Generator().manual_seed(derive_seed(self._draw, "order", name))
         return torch.randperm(size, generator=generator)
 
-    def _within_heads(self, layer: str) -> Tensor:
-        """Return each key-value head's order, (heads, width)."""
-        return torch.stack(
-            [self._order(f"values/{layer}/{head}", self._width) for head in range(self._values)]
-        )
-
-    def _value_rows(self, layer: str) -> Tensor:
-        starts = self._width * torch.arange(self._values)[:, None]  # (key-value heads, 1)
-        return (starts + self._within_heads(layer)).flatten()  # (key-value heads * width,)
-
-    def _value_columns(self, layer: str) -> Tensor:
-        group = self._heads // self._values
-        starts = self._width * torch.arange(self._heads)[:, None]  # (query heads, 1)
-        # (query heads * width,)
-        return (starts + self._within_heads(layer).repeat_interleave(group, dim=0)).flatten()
+    def _values_of(self, layer: str, group: int) -> Tensor:
+        """Return the order of value channels, each key-value head's `group` times, (channels,)."""
+        orders = [
+            self._order(f"values/{layer}/{head}", self._width) for head in range(self._values)
+        ]
+        within = torch.stack(orders).repeat_interleave(group, dim=0)  # (heads, width)
+        starts = self._width * torch.arange(len(within))[:, None]  # (heads, 1)
+        return (starts + within).flatten()

@@ -48,7 +48,9 @@ class RoundedSource(SourceAround):
             return self._source.read(name)
         dense = read_rounded(self._source, name).to(self._device)
         weight = dense.float()
-        planted = weight + self._rounding.factor * (self._rounded(dense, module) - weight)
+        codes = quantize_projection(dense, module, self._rounding.format, self._scales)
+        rounded = dispatch.dequantize(codes, torch.float32)
+        planted = weight + self._rounding.factor * (rounded - weight)
         changed = planted.to(torch.bfloat16)
         if torch.equal(changed, dense):
             raise ValueError(f"{self.where(name)}: {self._rounding} left it as it was")
@@ -63,8 +65,3 @@ class RoundedSource(SourceAround):
             "projections": len(changes),
             "relative_change_mean": sum(changes) / max(1, len(changes)),
         }
-
-    def _rounded(self, dense: Tensor, projection: str) -> Tensor:
-        """Return Q(W), (N, K) float32."""
-        weight = quantize_projection(dense, projection, self._rounding.format, self._scales)
-        return dispatch.dequantize(weight, torch.float32)

@@ -115,12 +115,11 @@ def read_unit(rest: str, *, words: bool) -> str | None:
     tokens = _TOKEN.findall(plain.replace("per cent", "percent"))
     if not tokens or NOT_UNITS.intersection(tokens):
         return None
-    if any(len(token) == 1 and token.isalpha() and token not in _UNIT_OF for token in tokens):
+    letters = {token for token in tokens if len(token) == 1 and token.isalpha()}
+    if letters - _UNIT_OF.keys():
         return None
     # Single letters outside `\text{}` are variables: `3m`.
-    if not texts and any(len(token) == 1 and token.isalpha() for token in tokens):
-        return None
-    if not texts and all(_may_be_letters(token) for token in tokens):
+    if not texts and (letters or all(map(_may_be_letters, tokens))):
         return None
     return _named(["/" if token == "per" else token for token in tokens])
 

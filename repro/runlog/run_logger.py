@@ -139,18 +139,20 @@ class RunLogger:
             if hooks.on_step is not None:
                 hooks.on_step(step, values)
 
-        def kept(hook: Callable[[int], Any] | None, names: Callable[[Any], Values]) -> Any:
+        def kept(hook: Callable[[int], Any], names: Callable[[Any], Values]) -> Any:
             def asked(step: int) -> Any:
                 found = hook(step)
                 self.evaluation(step, names(found))
                 return found
 
-            return None if hook is None else asked
+            return asked
 
         return dataclasses.replace(
             hooks,
-            test=kept(hooks.test, lambda found: {f"test_{name}": v for name, v in found.items()}),
-            evaluate=kept(hooks.evaluate, lambda accuracy: {"evaluation_accuracy": accuracy}),
+            test=hooks.test
+            and kept(hooks.test, lambda found: {f"test_{name}": v for name, v in found.items()}),
+            evaluate=hooks.evaluate
+            and kept(hooks.evaluate, lambda accuracy: {"evaluation_accuracy": accuracy}),
             on_step=on_step,
             on_rollout=lambda step, rollout: self.rollout(step, rollout, tokenizer),
         )

@@ -35,16 +35,12 @@ class StepLines:
         A step that the file holds already is replaced, with all after it. Numbers that are not
         finite become null.
         """
-        if not self._goes_on:
-            self._begin(step)
+        if not self._goes_on:  # what the file holds from `step` on is dropped, and half lines
+            earlier = [line for line in read_lines(self.path) if line["step"] < step]
+            replace_text(self.path, "".join(map(_line, earlier)))
+            self._goes_on = True
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line({"step": step} | {key: _plain(v) for key, v in values.items()}))
-
-    def _begin(self, step: int) -> None:
-        """Drop what the file holds from `step` on, and half lines."""
-        earlier = [line for line in read_lines(self.path) if line["step"] < step]
-        replace_text(self.path, "".join(map(_line, earlier)))
-        self._goes_on = True
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

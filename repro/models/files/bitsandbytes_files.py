@@ -44,7 +44,8 @@ CODES, SCALES, VALUES, STATE = (
     "weight.quant_map",
     "weight.quant_state.bitsandbytes__nf4",
 )
-_SETTINGS: Final = {
+# The `quantization_config` of `config.json`.
+SETTINGS: Final = {
     "quant_method": METHOD,
     "load_in_4bit": True,
     "load_in_8bit": False,
@@ -56,18 +57,13 @@ _SETTINGS: Final = {
 }
 
 
-def quantization_config() -> dict[str, Any]:
-    """Return the `quantization_config` of `config.json`."""
-    return dict(_SETTINGS)
-
-
 def stored_format(config: Mapping[str, Any], where: Path) -> str:
     """Return `nf4` if a `quantization_config` says so; `CheckpointError` names what differs."""
     for field in ("load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"):
-        if config.get(field, False) != _SETTINGS[field]:
+        if config.get(field, False) != SETTINGS[field]:
             raise CheckpointError(
                 f"{where}: quantization_config.{field} is {config.get(field)!r}; NF4 read here "
-                f"needs {_SETTINGS[field]!r}"
+                f"needs {SETTINGS[field]!r}"
             )
     return "nf4"
 

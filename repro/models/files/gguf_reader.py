@@ -14,16 +14,13 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
 from gguf.gguf_reader import ReaderField
 
+from repro.spec.checks import require
+
 # Far beyond any model's: keys, tensors, and members of all arrays together. A vocabulary of a
 # quarter of a million tokens, with kinds, scores and merges, has 1.3 million.
 _MOST_NAMES: Final = 2**16
 _MOST_MEMBERS: Final = 2**22
 _MOST_DIMENSIONS: Final = 4
-
-
-def _require(fits: bool, fault: str) -> None:
-    if not fits:
-        raise ValueError(fault)
 
 
 class BoundedReader(GGUFReader):
@@ -44,20 +41,20 @@ class BoundedReader(GGUFReader):
                 int(self._get(orig_offs + place, dtype)[0])
                 for place, dtype in ((0, np.uint32), (4, np.uint64))
             )
-            _require(kind != GGUFValueType.ARRAY, "it holds an array of arrays")
+            require(kind != GGUFValueType.ARRAY, "it holds an array of arrays")
             self._members += count
-            _require(
+            require(
                 self._members <= _MOST_MEMBERS,
                 f"an array has {count} members; needed are {_MOST_MEMBERS} at most in all arrays",
             )
         return super()._get_field_parts(orig_offs, raw_type)
 
     def _build_fields(self, offs: int, count: int) -> int:
-        _require(count <= _MOST_NAMES, f"it has {count} keys; needed are {_MOST_NAMES} at most")
+        require(count <= _MOST_NAMES, f"it has {count} keys; needed are {_MOST_NAMES} at most")
         return super()._build_fields(offs, count)
 
     def _build_tensor_info(self, offs: int, count: int) -> tuple[int, list[ReaderField]]:
-        _require(count <= _MOST_NAMES, f"it has {count} tensors; needed are {_MOST_NAMES} at most")
+        require(count <= _MOST_NAMES, f"it has {count} tensors; needed are {_MOST_NAMES} at most")
         return super()._build_tensor_info(offs, count)
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
@@ -67,18 +64,18 @@ class BoundedReader(GGUFReader):
             _, letters, _, dimensions, kind, offset = field.parts
             name, shape = bytes(letters).decode(), [int(size) for size in dimensions]
             fits = len(shape) <= _MOST_DIMENSIONS and all(shape)
-            _require(fits, f"{name} has the shape {shape[: _MOST_DIMENSIONS + 1]}")
-            _require(
+            require(fits, f"{name} has the shape {shape[: _MOST_DIMENSIONS + 1]}")
+            require(
                 int(offset[0]) == expected,
                 f"{name} begins at byte {int(offset[0])} of the data; needed is {expected}, where "
                 "the tensor before it ends",
             )
             block, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType(int(kind[0]))]
-            _require(shape[0] % block == 0, f"{name} has rows of {shape[0]}, in blocks of {block}")
+            require(shape[0] % block == 0, f"{name} has rows of {shape[0]}, in blocks of {block}")
             size = math.prod(shape) // block * nbytes
             expected += -(-size // int(self.alignment)) * int(self.alignment)
             held = len(self.data) - start_offs
-            _require(
+            require(
                 int(offset[0]) + size <= held,
                 f"{name} ends at byte {int(offset[0]) + size} of the data, which has {held}",
             )

@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from repro.models.checkpoint import copy_companions, write_description, write_shards
+from repro.models.checkpoint import copy_files, write_description, write_shards
 from repro.models.decoder import is_projection
 from repro.models.files import stored_layouts
 from repro.models.files.tensor_files import write_json
@@ -59,7 +59,7 @@ def write_merged(policy: Policy, out_folder: str | Path) -> Path:
         raise ValueError("the policy was not loaded from a folder; its config is not known")
     with appearing(out) as temporary:
         temporary.mkdir()
-        copy_companions(policy.folder, temporary)
+        copy_files(policy.folder, temporary)
         model = build_on_meta(read_description(policy.folder).config)
         specs = expected_specs(model, None)
         tensors = ((name, merged_tensor(policy, name)) for name in specs)
@@ -80,12 +80,11 @@ def merged_tensor(policy: Policy, name: str, dtype: torch.dtype = torch.bfloat16
     """Return a tensor of the merged checkpoint by its name there."""
     owner, _, leaf = name.rpartition(".")
     module = policy.decoder.get_submodule(owner)
-    if not is_projection(owner):
-        return module.get_parameter(leaf).detach().to(dtype)
-    if leaf == "weight":
-        return effective_weight(module, dtype)
-    bias = cast(nn.Parameter, base_linear(module).bias)
-    return bias.detach().to(dtype)
+    if is_projection(owner):
+        if leaf == "weight":
+            return effective_weight(module, dtype)
+        module = base_linear(module)
+    return module.get_parameter(leaf).detach().to(dtype)
 
 
 def write_base(policy: Policy, folder: Path) -> str:

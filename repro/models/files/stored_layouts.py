@@ -22,7 +22,7 @@ LAYOUTS: Final[Mapping[str, str]] = {
 def quantization_config(weight_format: str) -> dict[str, Any]:
     """Return the `quantization_config` of `config.json`."""
     if weight_format == "nf4":
-        return bitsandbytes_files.quantization_config()
+        return dict(bitsandbytes_files.SETTINGS)
     return compressed_tensors.quantization_config(weight_format)
 
 
