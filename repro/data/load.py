@@ -26,11 +26,8 @@ from repro.spec.hub import is_hub_name
 _OWN_PREFIXES = ("folder:", "file:", "hub:")
 _GENERATED = "generated"
 _MOST_GENERATED = 1_000_000
-
-
-def data_sources() -> tuple[str, ...]:
-    """Return the values that `DataConfig.source` takes, for messages."""
-    return (_GENERATED, *PUBLIC_SETS, "folder:PATH", "file:PATH", "hub:OWNER/NAME")
+# The values that `DataConfig.source` takes, for messages.
+_SOURCES = (_GENERATED, *PUBLIC_SETS, "folder:PATH", "file:PATH", "hub:OWNER/NAME")
 
 
 def source_named(named: str) -> str:
@@ -46,7 +43,7 @@ def source_named(named: str) -> str:
     a_file = path.suffix.lower() in FILE_SUFFIXES
     if is_hub_name(bare) and not a_file:
         return f"hub:{bare}"
-    known = [name for name in data_sources() if ":" not in name]
+    known = [name for name in _SOURCES if ":" not in name]
     if bare in known:
         return bare
     looks_local = a_file or "/" in bare or bare.startswith(".")
@@ -59,7 +56,7 @@ def source_named(named: str) -> str:
 def require_declared(config: DataConfig, split: Split) -> None:
     """Raise `ValueError` where a source cannot have a split, whatever its files hold."""
     known = is_generated(config.source) or config.source in PUBLIC_SETS
-    require(known or is_own(config.source), unknown("data source", data_sources(), config.source))
+    require(known or is_own(config.source), unknown("data source", _SOURCES, config.source))
     require(
         not known or not parse_columns(config.columns),
         f"data.columns is {config.columns!r}; those of {config.source} are known, leave it out",
@@ -102,7 +99,7 @@ def load_problems(config: DataConfig, split: Split, *, alone: bool = False) -> l
         problems = load_own(named, split, held_out, config.columns, alone=alone)
         problems = _of_levels(problems, config)
     else:
-        require(config.source in PUBLIC_SETS, unknown("data source", data_sources(), config.source))
+        require(config.source in PUBLIC_SETS, unknown("data source", _SOURCES, config.source))
         own_split = "test" if split == "test" else "train"
         problems = load_public(config.source, own_split, config.levels)
         if split != "test":

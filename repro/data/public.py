@@ -16,11 +16,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from repro.data.problem import DataError, Problem, problem_from_row
 from repro.data.row_sources import rows_of_file, stored_or_fetched
-from repro.spec.hub import HubError
 
 # "filter len(prompt) <= 1024", in characters: the released code's Big-Math filter.
 BIGMATH_MAX_CHARACTERS = 1024
@@ -141,11 +139,16 @@ def load_public(name: str, split: str, levels: Sequence[int]) -> list[Problem]:
     empty keeps all (Big-Math: 3 to 5). Raises `DataError` if the set has no such split or levels,
     or is not on this machine and cannot be fetched.
     """
+    from huggingface_hub import hf_hub_download
+
     public = PUBLIC_SETS[name]
     filename, level = file_of(name, split, levels)
-    rows = rows_of_file(_fetched(name, public, filename))
+    what = f"{name}: {filename} of {public.repository}"
+    path = stored_or_fetched(
+        what, hf_hub_download, public.repository, filename=filename, revision=public.revision
+    )
     problems = []
-    for index, (row, where) in enumerate(rows):
+    for index, (row, where) in enumerate(rows_of_file(path)):
         problem = problem_from_row(row, where=where, columns=public.columns)
         own = dataclasses.replace(
             problem,
@@ -160,17 +163,3 @@ def load_public(name: str, split: str, levels: Sequence[int]) -> list[Problem]:
     if levels:
         return [problem for problem in problems if problem.level in levels]
     return problems
-
-
-def _fetched(name: str, public: PublicSet, filename: str) -> Path:
-    """Return the local path of a set's file, from the hub's cache or over the network."""
-    from huggingface_hub import hf_hub_download
-
-    wanted = {"filename": filename, "revision": public.revision}
-    try:
-        return stored_or_fetched(hf_hub_download, public.repository, **wanted)
-    except HubError as error:
-        raise DataError(
-            f"{name}: {filename} of {public.repository} is not in the local hub cache, and {error};"
-            " or give a file or folder of your own as the data source `folder:PATH`"
-        ) from error

@@ -73,11 +73,17 @@ def tables_of_hub(name: str) -> dict[str, list[Row]]:
     """
     named, _, revision = name.partition("@")
     repository, _, config = named.partition(":")
-    card = _snapshot(name, repository, revision, ["README.md"]) / "README.md"
+    from huggingface_hub import snapshot_download
+
+    taken = partial(
+        stored_or_fetched, f"data set {name}", snapshot_download, repository,
+        revision=revision or "main",
+    )  # fmt: skip
+    card = taken(allow_patterns=["README.md"]) / "README.md"
     listed = _listed_files(card, name, config) if card.is_file() else {}
     patterns = [pattern for own in listed.values() for pattern in own]
     patterns = patterns or [f"*{suffix}" for suffix in (*FILE_SUFFIXES, ".jsonl.gz", ".json.gz")]
-    folder = _snapshot(name, repository, revision, ["README.md", *patterns])
+    folder = taken(allow_patterns=["README.md", *patterns])
     if listed:
         tables = {}
         for split, globs in listed.items():
@@ -89,21 +95,12 @@ def tables_of_hub(name: str) -> dict[str, list[Row]]:
     return _loaded(partial(datasets.load_dataset, str(folder), config or None), name)
 
 
-def _snapshot(name: str, repository: str, revision: str, patterns: Sequence[str]) -> Path:
-    """Return the folder of a set's files in the hub's cache, fetched where they are not there."""
-    from huggingface_hub import snapshot_download
-
-    wanted = {"revision": revision or "main", "allow_patterns": list(patterns)}
-    try:
-        return stored_or_fetched(snapshot_download, repository, **wanted)
-    except HubError as error:
-        raise DataError(f"data set {name} is not in the local hub cache, and {error}") from error
-
-
-def stored_or_fetched(download: Callable[..., str], repository: str, **wanted: Any) -> Path:
+def stored_or_fetched(
+    what: str, download: Callable[..., str], repository: str, **wanted: Any
+) -> Path:
     """Return what a download of the hub's client has of a data set, over the network if need be.
 
-    `wanted` are its further arguments. Raises `HubError` where it cannot be fetched.
+    `wanted` are its further arguments. A `DataError` says why `what` cannot be fetched.
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -114,7 +111,13 @@ def stored_or_fetched(download: Callable[..., str], repository: str, **wanted: A
     with suppress(LocalEntryNotFoundError):
         return Path(stored(local_files_only=True))
     home = hub_cache() / f"datasets--{repository.replace('/', '--')}"
-    return Path(fetch(partial(stored, local_files_only=False), home))
+    try:
+        return Path(fetch(partial(stored, local_files_only=False), home))
+    except HubError as error:
+        raise DataError(
+            f"{what} is not in the local hub cache, and {error}; or give a file or folder of your "
+            "own as the data source `folder:PATH`"
+        ) from error
 
 
 def _listed_files(card: Path, name: str, config: str) -> dict[str, list[str]]:

@@ -40,7 +40,6 @@ class Product(Protocol):
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x W^T + b, (..., N), in x's dtype."""
-        ...
 
 
 class QuantizedLinear(nn.Module):

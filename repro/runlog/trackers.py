@@ -29,11 +29,9 @@ class Tracker(Protocol):
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take a step's finite numbers; steps come in order."""
-        ...
 
     def close(self) -> None:
         """Hand over what is left."""
-        ...
 
 
 class _TensorBoard:

@@ -168,7 +168,13 @@ class Timing:
         return {"timing": {name: value for name, value in values.items() if value is not None}}
 
 
-# Facts that have names of their own.
+class _Part(Named[str]):
+    """A fact that has names of its own; pickled it is plain, until it is a fact again."""
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
 _NAMES_OF_PARTS: dict[str, Iterable[str]] = {
     "timing": [item.name for item in dataclasses.fields(Timing)],
     "rows": ("groups_drawn", "tokens_sampled", "trained_on", "truncated", "without_reward"),
@@ -181,8 +187,8 @@ _NAMES_OF_PARTS: dict[str, Iterable[str]] = {
     "seconds": ("evaluation_seconds", "rollout_seconds", "update_seconds"),
     "explored": ("entropy_sum", "tokens"),
 }
-_PARTS: dict[str, type[Named[str]]] = {
-    part: type(part, (Named,), {"what": f"facts.{part}", "names": frozenset(names)})
+_PARTS: dict[str, type[_Part]] = {
+    part: type(part, (_Part,), {"what": f"facts.{part}", "names": frozenset(names)})
     for part, names in _NAMES_OF_PARTS.items()
 }
 

@@ -159,7 +159,9 @@ def fetched(tmp_path, monkeypatch):
     """Return a dictionary of file name to rows that replaces the network."""
     rows = {}
     monkeypatch.setattr(
-        public, "_fetched", lambda name, of, file: table(tmp_path / file, rows[file])
+        public,
+        "stored_or_fetched",
+        lambda *_, filename, revision: table(tmp_path / filename, rows[filename]),
     )
     return rows
 
