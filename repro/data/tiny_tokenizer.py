@@ -22,7 +22,7 @@ from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from repro.data.generator import GeneratorConfig
+from repro.data.generator import DEFAULT_GENERATOR
 from repro.data.tiny_corpus import ENDINGS, STEP_JOINT, WORKING_PREFIX
 
 END_TOKEN = "<|end|>"
@@ -34,8 +34,9 @@ _MAX_LENGTH = 2048
 _WORDS = re.compile(r"\{\w+\}|( ?[A-Za-z]+(?: (?=\{n\}))?|[.?])")
 
 
-def vocabulary(config: GeneratorConfig) -> list[str]:
+def vocabulary() -> list[str]:
     """Return the words, tags and endings of the vocabulary, in a fixed order."""
+    config = DEFAULT_GENERATOR
     templates = (
         config.starts
         + config.additions
@@ -59,8 +60,8 @@ def vocabulary(config: GeneratorConfig) -> list[str]:
     return [piece for piece in pieces if len(piece) > 1]
 
 
-def build_tokenizer(config: GeneratorConfig) -> PreTrainedTokenizerFast:
-    """Build the tokenizer for a generator's sentences.
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Build the tokenizer for the generator's sentences.
 
     Its padding is not its end token, whose loss would be masked away with it.
     """
@@ -77,5 +78,5 @@ def build_tokenizer(config: GeneratorConfig) -> PreTrainedTokenizerFast:
         model_max_length=_MAX_LENGTH,
         padding_side="left",
     )
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in vocabulary(config)])
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in vocabulary()])
     return tokenizer

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.data.generator import GeneratorConfig
 from repro.data.load import load_problems
 from repro.data.problem import Problem
 from repro.data.tiny_tokenizer import build_tokenizer
@@ -173,7 +172,7 @@ class RandomPrompts:
 
     def __init__(self, policy: Policy, point: StepPoint, seed: int) -> None:
         self._problems = load_problems(DataConfig(train_problems=point.prompts), "train")
-        self._tokenizer = build_tokenizer(GeneratorConfig())
+        self._tokenizer = build_tokenizer()
         self._vocabulary = policy.decoder.get_parameter("model.embed_tokens.weight").shape[0]
         self._length, self._seed = point.prompt_tokens, seed
 

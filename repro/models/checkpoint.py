@@ -97,14 +97,11 @@ class Written:
 
     Attributes
     ----------
-    shards
-        The safetensors files of `folder`, in order.
     bytes_read, bytes_written
         Of tensors in the source and of the shards.
     """
 
     folder: Path
-    shards: tuple[Path, ...]
     linears: int
     bytes_read: int
     bytes_written: int
@@ -266,7 +263,6 @@ def write_quantized(
         write_description(source_path, temporary, shards, quantization, made)
     return Written(
         folder=out,
-        shards=tuple(out / name for name in shards),
         linears=linears,
         bytes_read=sum(source.spec(name).nbytes for name in source.names()),
         bytes_written=sum((out / name).stat().st_size for name in shards),

@@ -13,8 +13,6 @@ Easy mistakes
   module is built again off it.
 * q, k and v share a global scale, so their largest magnitudes are needed before the first of them
   is quantised: each is read twice rather than all kept.
-* A parameter that the file lacks, or a tensor that the model lacks, is an error. Both mean that
-  some weight is not what the config says.
 """
 
 from __future__ import annotations

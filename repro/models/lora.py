@@ -87,8 +87,15 @@ class AdapterLinear(PeftLinear):
         super().merge(safe_merge=safe_merge, adapter_names=adapter_names)
 
 
-def lora_config(*, rank: int, alpha: float, rslora: bool = False) -> LoraConfig:
-    """Return peft's configuration of this project's adapters: the seven projections, no dropout."""
+def attach_adapter(
+    model: nn.Module, *, rank: int, alpha: float, seed: int, rslora: bool = False
+) -> PeftModel:
+    """Wrap `model` with a fresh adapter on every projection: A random from `seed`, B zero.
+
+    A projection without an adapter raises.
+    """
+    if rank < 1:
+        raise ValueError(f"LoRA rank is {rank}; it must be 1 or more")
     config = LoraConfig(
         r=rank,
         lora_alpha=int(alpha) if float(alpha).is_integer() else alpha,  # type: ignore[arg-type]
@@ -99,24 +106,10 @@ def lora_config(*, rank: int, alpha: float, rslora: bool = False) -> LoraConfig:
         task_type="CAUSAL_LM",
     )
     config._register_custom_module({nn.Linear: AdapterLinear, QuantizedLinear: AdapterLinear})
-    return config
-
-
-def attach_adapter(
-    model: nn.Module, *, rank: int, alpha: float, seed: int, rslora: bool = False
-) -> PeftModel:
-    """Wrap `model` with a fresh adapter on every projection: A random from `seed`, B zero.
-
-    A projection without an adapter raises.
-    """
-    if rank < 1:
-        raise ValueError(f"LoRA rank is {rank}; it must be 1 or more")
     # Init by peft would draw from the global generator, shifting every later draw of the process.
     with torch.random.fork_rng(devices=[]):
         # On the meta device: peft would draw every factor twice on the CPU, to no avail.
-        peft_model = get_peft_model(
-            model, lora_config(rank=rank, alpha=alpha, rslora=rslora), low_cpu_mem_usage=True
-        )
+        peft_model = get_peft_model(model, config, low_cpu_mem_usage=True)
     adapters = dict(adapter_layers(peft_model))
     expected = {name for name, _ in causal_lm(peft_model).named_modules() if is_projection(name)}
     if not adapters or set(adapters) != expected:

@@ -97,7 +97,7 @@ def pretrain_policy(run: RunConfig, context: RunContext) -> Measured:
     scale: PretrainScale = run.scale
     reset_peak()
     began = time.perf_counter()
-    tokenizer = build_tokenizer(RECIPE.corpus.generator)
+    tokenizer = build_tokenizer()
     model = new_model(RECIPE, tokenizer, run.seed)
     torch.set_num_threads(scale.threads)
     losses, tokens = train(model, tokenizer, RECIPE, run.seed, context)

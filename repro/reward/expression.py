@@ -204,7 +204,8 @@ def comparable(gold: str, answer: str) -> Forms | None:
         return (str(based[0]), str(based[0])) if read_based(answer) == based else None
     number = read_quantity(gold, words=True)
     if number is not None:
-        return _as_numbers([number], [_unbracketed(answer)], gold, ordered=True)
+        alone = answer[1:-1] if answer.startswith("(") and answer.endswith(")") else answer
+        return _as_numbers([number], [alone], gold, ordered=True)
     return _as_formula(gold, answer)
 
 
@@ -270,11 +271,6 @@ def _without_name(text: str) -> tuple[str, str]:
         return ("", text) if len(parts) > 1 else (name, rest)
     plain = [part[one.end() :] for part, one in zip(parts, named, strict=True) if one is not None]
     return name, ", ".join(plain)
-
-
-def _unbracketed(text: str) -> str:
-    """Return `1/3` for `(1/3)`."""
-    return text[1:-1] if text.startswith("(") and text.endswith(")") else text
 
 
 def _words(text: str, *, loosely: bool = False) -> str | None:

@@ -101,17 +101,11 @@ def _relations(condition: Any) -> list[Any]:
 
 def _same_relation(gold: Any, answer: Any) -> bool:
     """Say whether two relations have the same sides, perhaps exchanged."""
-    if not isinstance(gold, Relational) or not isinstance(answer, Relational):
-        return False
-    if type(answer) is type(gold) and _same_pair(gold, answer.lhs, answer.rhs):
-        return True
-    return type(answer.reversed) is type(gold) and _same_pair(gold, answer.rhs, answer.lhs)
-
-
-def _same_pair(gold: Any, left: Any, right: Any) -> bool:
-    return all(
-        one == other or as_finished(one, other)
-        for one, other in ((gold.lhs, left), (gold.rhs, right))
+    return any(
+        type(one) is type(gold)
+        and as_finished(gold.lhs, one.lhs)
+        and as_finished(gold.rhs, one.rhs)
+        for one in (answer, answer.reversed)
     )
 
 

@@ -117,7 +117,7 @@ class RunLogger:
         with ExitStack() as opening:
             for name in self.options.trackers:
                 tracker = TRACKERS[name](name_of(run), run.digest(), run.resolved(), self.folder)
-                opening.callback(self._close, tracker)
+                opening.callback(self._tell, tracker, tracker.close, "at its end")
                 self._trackers.append(tracker)
             self._open = opening.pop_all()
         return self
@@ -197,9 +197,6 @@ class RunLogger:
         file.write(step, {"time": datetime.now(UTC).isoformat(timespec="seconds"), **values})
         for tracker in self._trackers if step > file.last_before else ():
             self._tell(tracker, partial(tracker.log, step, _finite(values)), f"at step {step}")
-
-    def _close(self, tracker: Tracker) -> None:
-        self._tell(tracker, tracker.close, "at its end")
 
     def _tell(self, tracker: Tracker, act: Callable[[], None], when: str) -> None:
         """Let a tracker act; one that fails is left, for the numbers are in the files."""

@@ -78,10 +78,6 @@ class Metric:
     ceiling: float | None = None
     tiers: tuple[Tier, ...] = ()
 
-    def applies(self, tier: Tier) -> bool:
-        """Whether it is a metric of its target at `tier`."""
-        return not self.tiers or tier in self.tiers
-
     @property
     def most(self) -> float | None:
         """The largest value that it can have; None where there is none."""

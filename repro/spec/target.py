@@ -133,7 +133,7 @@ class Target:
 
     def metrics_at(self, tier: Tier) -> tuple[Metric, ...]:
         """Return the metrics of the target at a tier."""
-        return tuple(metric for metric in self.metrics if metric.applies(tier))
+        return tuple(metric for metric in self.metrics if tier in (metric.tiers or (tier,)))
 
     def home(self, arm: str) -> tuple[Target, str]:
         """Return the target, and its name of the arm, under which the runs of `arm` lie."""

@@ -14,7 +14,6 @@ from unittest import mock
 import pytest
 import torch
 
-from repro.data.generator import DEFAULT_GENERATOR
 from repro.data.tiny_tokenizer import build_tokenizer
 from repro.evidence import origins
 from repro.evidence.record import record_path
@@ -131,7 +130,7 @@ def kept_graders():
 @pytest.fixture(scope="session")
 def tokenizer():
     """Return the tokenizer of the tiny policy."""
-    return build_tokenizer(DEFAULT_GENERATOR)
+    return build_tokenizer()
 
 
 def write_table1(runs, spoil=lambda record: record, seeds=5):

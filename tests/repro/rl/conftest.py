@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from repro.data.generator import GeneratorConfig
 from repro.data.problem import Problem
 from repro.data.tiny_tokenizer import build_tokenizer
 from repro.rollout.sampler import Completion
@@ -59,7 +58,7 @@ def make_run():
 def checkpoint_folder(tmp_path_factory):
     """Write a random 2-layer Qwen2 with the tiny tokenizer."""
     folder = tmp_path_factory.mktemp("random-qwen2")
-    tokenizer = build_tokenizer(GeneratorConfig())
+    tokenizer = build_tokenizer()
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=32,
