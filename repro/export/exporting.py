@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -144,7 +143,7 @@ def _adapter(
         rounding = max(trained.rounding, rounding_of(ours, trained.rows, logits))
         del ours
     unpack = served in compressed_tensors.LAYOUTS
-    read = partial(_from_peft, unpack=unpack)
+    read = _unpacked if unpack else AutoPeftModelForCausalLM.from_pretrained
     peft_logits = stock_logits(folder, trained.rows, dtype, device, read)
     difference = distance(logits, peft_logits)
     require_same(f"{folder} as peft reads it", difference, dtype, rounding=rounding)
@@ -173,12 +172,11 @@ def _adapter(
     ]
 
 
-def _from_peft(folder: str, *, unpack: bool, **how: Any) -> Any:
-    """Load an adapter as stock peft does, its base unpacked where peft has no layer for its codes.
+def _unpacked(folder: str, **how: Any) -> Any:
+    """Load an adapter by stock peft on an unpacked base, for whose codes peft has no layer.
 
     peft wraps `nn.Linear` and bitsandbytes' layers; compressed-tensors keeps codes in an
     `nn.Linear` without a weight until the first forward pass, unless told to unpack at once.
     """
-    if unpack:
-        how["quantization_config"] = CompressedTensorsConfig(dequantize=True)
-    return AutoPeftModelForCausalLM.from_pretrained(folder, **how)
+    config = CompressedTensorsConfig(dequantize=True)
+    return AutoPeftModelForCausalLM.from_pretrained(folder, quantization_config=config, **how)

@@ -103,17 +103,15 @@ def take_products(model: nn.Module, linears: str, dtype: torch.dtype) -> int:
     lacking = missing_library(linears)
     if lacking is not None:
         raise RuntimeError(f"linears {linears} {lacking}")
-    count = 0
-    for module in causal_lm(model).modules():
-        if isinstance(module, QuantizedLinear):
-            codes = module.codes()
-            if linears == "dequantised":
-                module.product = DequantisedEveryPass(codes)
-            else:
-                library = importlib.import_module("bitsandbytes")
-                module.product = BitsAndBytesProduct(library, dispatch.dequantize(codes, dtype))
-                module.give_up_codes()
-            count += 1
-    if not count:
+    layers = [one for one in causal_lm(model).modules() if isinstance(one, QuantizedLinear)]
+    if not layers:
         raise ValueError(f"linears {linears}: the model has no 4-bit projection")
-    return count
+    for layer in layers:
+        codes = layer.codes()
+        if linears == "dequantised":
+            layer.product = DequantisedEveryPass(codes)
+        else:
+            library = importlib.import_module("bitsandbytes")
+            layer.product = BitsAndBytesProduct(library, dispatch.dequantize(codes, dtype))
+            layer.give_up_codes()
+    return len(layers)

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from kernels.formats import FORMATS, QuantizedWeight
 from repro.models.decoder import is_projection
 from repro.models.fused_weights import fuse_projections
-from repro.models.loading import build_on_meta
+from repro.models.loading import build_on_meta, projections_by_format
 from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import wrap_norms
 from repro.models.policy import Policy, base_bytes, resolve_dtype, set_trainable
@@ -92,7 +92,6 @@ def random_policy(
     stored_dtype = torch.float32 if full else dtype
     model: Any = build_on_meta(AutoConfig.for_model(**values))
     generator = torch.Generator(target).manual_seed(derive_seed(seed, "random weights"))
-    linears = 0
     for name, module in list(model.named_modules()):
         if is_projection(name) and weight_format != "bf16":
             rows, columns = module.out_features, module.in_features
@@ -101,9 +100,7 @@ def random_policy(
             if module.bias is not None:
                 bias = _parameter(_normal(module.bias.shape, generator, dtype))
             model.set_submodule(name, QuantizedLinear(weight, bias))
-            linears += 1
             continue
-        linears += is_projection(name)
         for leaf, parameter in list(module.named_parameters(recurse=False)):
             value = _normal(parameter.shape, generator, stored_dtype)
             # Gains scatter about one; everything else about zero.
@@ -112,7 +109,8 @@ def random_policy(
         model.lm_head.weight = model.model.embed_tokens.weight
     model.model.rotary_emb.to(target)
     wrap_norms(model)
-    facts = Facts(linears={weight_format: linears}, base_bytes=base_bytes(model))
+    linears = {kind: len(names) for kind, names in projections_by_format(model).items()}
+    facts = Facts(linears=linears, base_bytes=base_bytes(model))
     fuse_projections(model, dtype)
     adapted: nn.Module = model
     if lora_rank:

@@ -183,8 +183,11 @@ class GraderPool:
             try:
                 worker.send(left)
                 while left:
-                    results[left[0]] = _settled(left[0], worker.receive(self.seconds_per_item))
-                    left.pop(0)
+                    status = cast(Status, worker.receive(self.seconds_per_item))
+                    gold, answer = pair = left.pop(0)
+                    # A gold that does not equal itself is at fault.
+                    at_fault = status == "wrong" and gold == answer
+                    results[pair] = "unparsable_gold" if at_fault else status
             except (WorkerLateError, WorkerGoneError) as error:
                 is_late = isinstance(error, WorkerLateError)
                 self._discard(late=is_late)
@@ -257,12 +260,6 @@ def _form_of(gold: str, answer: str | None) -> _Form | None:
     tidied = None if answer is None else tidy(answer)
     pair = itself if tidied == gold else None if tidied is None else comparable(gold, tidied)
     return _Form(pair=pair or itself, refused=pair is None)
-
-
-def _settled(pair: Pair, status: str) -> Status:
-    """Return a worker's status; a gold that does not equal itself is at fault."""
-    at_fault = status == "wrong" and pair[0] == pair[1]
-    return "unparsable_gold" if at_fault else cast(Status, status)
 
 
 def _batches(pairs: list[Pair]) -> list[list[Pair]]:

@@ -88,9 +88,8 @@ class LogOptions:
         try:
             yield
         finally:
-            if before is None:
-                del os.environ[VARIABLE]
-            else:
+            del os.environ[VARIABLE]
+            if before is not None:
                 os.environ[VARIABLE] = before
 
 

@@ -109,29 +109,30 @@ def with_settings(value: T, settings: Mapping[str, Any], where: str = "") -> T:
         Dotted path of the instance, for messages.
     """
     instance: Any = value
-    hints = field_types(instance.__class__)
-    known = [f"{where}{item.name}" for item in dataclasses.fields(instance)]
-    strange = [path for path in (f"{where}{key}" for key in settings) if path not in known]
-
-    def field_of(key: str, given: Any) -> Any:
-        path = f"{where}{key}"
-        if path in strange:
-            raise ValueError(unknown("setting", known, *strange))
-        current = getattr(instance, key)
-        if dataclasses.is_dataclass(current) and isinstance(parsed_json(given), Mapping):
-            return with_settings(current, table_of(given, path), f"{path}.")
-        return _converted(hints[key], given, path)
-
-    values = all_of(*(partial(field_of, key, given) for key, given in settings.items()))
-    replaced: T = dataclasses.replace(instance, **dict(zip(settings, values, strict=True)))
+    values = _values_of(instance.__class__, settings, where, instance)
+    replaced: T = dataclasses.replace(instance, **values)
     return replaced
 
 
-def _converted(hint: Any, given: Any, path: str) -> Any:
-    """Return a value as a field's type takes it; raises `ValueError` naming the field."""
-    value = _read(hint, given, path)
-    check_value(value, hint, path)
-    return value
+def _values_of(kind: Any, settings: Mapping[str, Any], where: str, now: Any) -> dict[str, Any]:
+    """Return the values of a class's fields, of a table those that an instance has `now`, too."""
+    hints = field_types(kind)
+    known = [f"{where}{item.name}" for item in dataclasses.fields(kind)]
+    strange = [path for path in (f"{where}{key}" for key in settings) if path not in known]
+
+    def value_of(key: str, given: Any) -> Any:
+        path = f"{where}{key}"
+        if path in strange:
+            raise ValueError(unknown("setting", known, *strange))
+        current = getattr(now, key, None)
+        if dataclasses.is_dataclass(current) and isinstance(parsed_json(given), Mapping):
+            return with_settings(current, table_of(given, path), f"{path}.")
+        value = _read(hints[key], given, path)
+        check_value(value, hints[key], path)
+        return value
+
+    values = all_of(*(partial(value_of, key, given) for key, given in settings.items()))
+    return dict(zip(settings, values, strict=True))
 
 
 def _read(hint: Any, given: Any, path: str) -> Any:
@@ -160,11 +161,7 @@ def _read(hint: Any, given: Any, path: str) -> Any:
 
 def _built(kind: Any, given: Any, path: str) -> Any:
     """Return an instance of a dataclass made of nested values."""
-    parsed = table_of(given, path)
-    hints, known = field_types(kind), [f"{path}.{item.name}" for item in dataclasses.fields(kind)]
-    strange = [place for place in (f"{path}.{key}" for key in parsed) if place not in known]
-    require(not strange, unknown("setting", known, *strange))
-    values = {key: _converted(hints[key], item, f"{path}.{key}") for key, item in parsed.items()}
+    values = _values_of(kind, table_of(given, path), f"{path}.", None)
     try:
         return kind(**values)
     except TypeError as error:

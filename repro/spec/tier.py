@@ -72,7 +72,18 @@ class Tier(Enum):
         """
         if self is Tier.SMOKE:
             return None
-        return _missing_device((8, 0), _MINIMUM_BYTES)
+        devices = cuda_devices()
+        if not devices:
+            return f"{_NEED}; found none"
+        newest = max(devices, key=lambda device: (device.capability, device.memory_bytes))
+        if newest.capability < (8, 0):
+            return f"{_NEED}; found {newest.name} with {'.'.join(map(str, newest.capability))}"
+        if newest.memory_bytes < _MINIMUM_BYTES:
+            return (
+                f"needs {_MINIMUM_BYTES / GIB:.0f} GiB of device memory; {newest.name} has "
+                f"{newest.memory_bytes * 10 // GIB / 10} GiB"
+            )
+        return None
 
 
 _NEEDS = {
@@ -97,6 +108,7 @@ _MEANING = {
 # the points that do not fit (`repro.run.preflight`). Cards sold as 24 GB report 22.0 to 23.7 GiB,
 # those of 8 GB 7.7 GiB.
 _MINIMUM_BYTES = 7 * GIB
+_NEED = "needs a CUDA device of compute capability 8.0 or newer"
 # Tiers whose runs load published checkpoints.
 REAL_CHECKPOINTS = (Tier.MINI, Tier.PAPER)
 # Tiers at which an analysis plan is fixed before the runs, and a run that fails is a result.
@@ -119,23 +131,6 @@ def parse_tier(name: str) -> Tier:
         return Tier(name)
     except ValueError:
         raise ValueError(unknown("tier", [tier.value for tier in Tier], name)) from None
-
-
-def _missing_device(capability: tuple[int, int], memory_bytes: int) -> str | None:
-    need = f"needs a CUDA device of compute capability {capability[0]}.{capability[1]} or newer"
-    devices = cuda_devices()
-    if not devices:
-        return f"{need}; found none"
-    newest = max(devices, key=lambda device: (device.capability, device.memory_bytes))
-    if newest.capability < capability:
-        major, minor = newest.capability
-        return f"{need}; found {newest.name} with {major}.{minor}"
-    if newest.memory_bytes < memory_bytes:
-        return (
-            f"needs {memory_bytes / GIB:.0f} GiB of device memory; {newest.name} has "
-            f"{newest.memory_bytes * 10 // GIB / 10} GiB"
-        )
-    return None
 
 
 @functools.cache
