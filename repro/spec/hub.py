@@ -241,24 +241,21 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _answered(status: int, code: str) -> str:
     """Return what an answer of the hub means to whom it refuses."""
     token = _token()
-    if code == "GatedRepo":
-        return (
-            f"its owner grants access by request: accept its terms on {endpoint()}, and set "
-            f"HF_TOKEN to a token of that account ({token})"
-        )
-    if code == "RevisionNotFound":
-        return "the hub has no such revision of it (--revision)"
-    if code == "EntryNotFound":
-        return "the hub has no such file in it"
-    if code == "RepoNotFound" or status in (401, 404):
-        return f"the hub knows no such name; a private one needs HF_TOKEN ({token})"
-    if status == 403:
-        return f"the hub refuses access (403); HF_TOKEN must be allowed to read it ({token})"
-    if status == 429:
-        return f"the hub was asked too often (429); wait some minutes, or set HF_TOKEN ({token})"
-    if status >= 500:
-        return f"the hub fails ({status}); try again later"
-    return f"the hub refuses with status {status} {code}".rstrip()
+    no_name = f"the hub knows no such name; a private one needs HF_TOKEN ({token})"
+    meanings: dict[str | int, str] = {
+        "GatedRepo": f"its owner grants access by request: accept its terms on {endpoint()}, and "
+        f"set HF_TOKEN to a token of that account ({token})",
+        "RevisionNotFound": "the hub has no such revision of it (--revision)",
+        "EntryNotFound": "the hub has no such file in it",
+        "RepoNotFound": no_name,
+        401: no_name,
+        403: f"the hub refuses access (403); HF_TOKEN must be allowed to read it ({token})",
+        404: no_name,
+        429: f"the hub was asked too often (429); wait some minutes, or set HF_TOKEN ({token})",
+    }
+    refused = f"the hub refuses with status {status} {code}".rstrip()
+    other = f"the hub fails ({status}); try again later" if status >= 500 else refused
+    return meanings.get(code) or meanings.get(status) or other
 
 
 def _token() -> str:

@@ -21,7 +21,7 @@ anything by it.
 Easy mistakes
 -------------
 * Loading by name with missing keys tolerated leaves B at zero: an adapter that does nothing.
-* Without its config, an adapter is ambiguous by a factor: rank, alpha and the rsLoRA flag are there.
+* Without its config an adapter is ambiguous by a factor: rank, alpha and the rsLoRA flag are there.
 * An adapter belongs to the weights that it was trained on. Trained on NVFP4 codes and put on the
   16-bit weights, it is another policy: `weight_format` says which it was.
 * Noise added to the norms (AQN) explores and is no part of the policy: gains are written without
