@@ -213,7 +213,7 @@ def test_files_of_one_name_in_two_folders_of_a_set_are_told_apart(tmp_path, monk
     files = [{"split": "train", "path": ["*/train.jsonl", "more.jsonl"]}]
     listed = [{"config_name": "default", "data_files": files}]
     (tmp_path / "README.md").write_text(f"---\nconfigs: {json.dumps(listed)}\n---\n")
-    monkeypatch.setattr("repro.data.row_sources._snapshot", Mock(return_value=tmp_path))
+    monkeypatch.setattr("repro.data.row_sources.stored_or_fetched", Mock(return_value=tmp_path))
     for name, row in (("algebra/train", 0), ("geometry/train", 1), ("more", 2)):
         table(tmp_path / f"{name}.jsonl", ROWS[row : row + 1])
     (problems,) = read_splits("owner/both", parse_columns(NAMED)).values()
