@@ -32,7 +32,6 @@ from repro.evidence.score_reached import Reached, score_reached
 from repro.run.execute import FINE, INTERRUPTED, main_run
 from repro.run.places import runs_folder
 from repro.run.preflight import look_again
-from repro.runlog.stream import read_lines
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import Tier, require_linux
@@ -366,8 +365,8 @@ def _trained(run: RunConfig, record: Record, runs: Path, out: Path | None) -> Tr
 
 def _cold(reached: Reached, record: Record, folder: Path) -> Reached:
     """Return when a score was reached with what came before loading: the process's own start."""
-    kept = read_lines(folder / "evaluations.jsonl")
-    times = [line["time"] for line in kept if line["step"] == reached.steps]
+    kept = (folder / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
+    times = [line["time"] for line in map(json.loads, kept) if line["step"] == reached.steps]
     if not times:
         return reached
     begun, ended = map(datetime.fromisoformat, (record.started, times[-1]))
