@@ -24,7 +24,7 @@ BUDGET = {
     "lines of source": 56_737,
     "lines of tests": 28_000,
     "hand-written words of docs": 14_000,
-    "generated words of docs": 5_200,
+    "generated words of docs": 5_260,
     "pictures in docs": 15,
     "bytes of expected/": 1_190_000,
     "bytes of CHANGELOG": 16_500,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, linear_regression
 
 from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.paper import paper_cells
@@ -24,7 +25,7 @@ from repro.report.verdict_words import Kind, of_kind
 from repro.spec.arm import Arm
 from repro.spec.claim import Claim, Dose
 
-_ACCURACY = "accuracy_lenient"
+_ACCURACY, _STEPS = "accuracy_lenient", "take_off_steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,48 @@ class ArmValues:
         sign = -1 if less else 1
         pairs = [sign * (own[seed] - base[seed]) for seed in own if seed in base]
         return mean_interval(pairs) if pairs and self.arm.name != self.base else None
+
+    def from_equal_start(self, metric: str, start: str, over: Sequence[str]) -> Interval | None:
+        """Return the difference from the base that is left where both start alike.
+
+        What a unit of the metric `start` is worth is one slope within seeds, over the arms `over`.
+        Steps are compared as speeds: the base's over the arm's. None of the base itself, and where
+        one arm alone gives no slope.
+        """
+        if self.arm.name == self.base or len(over) < 2:
+            return None
+        values, starts = (self.checked.evidence.values(of) for of in (metric, start))
+        compared = {self.arm.name, self.base, *over}
+        if not compared <= values.keys() & starts.keys():
+            return None
+        seeds = sorted(set.intersection(*(set(values[arm]) & set(starts[arm]) for arm in compared)))
+        speeds = metric == _STEPS
+        heights = {
+            arm: [-math.log(values[arm][seed]) if speeds else values[arm][seed] for seed in seeds]
+            for arm in compared
+        }
+        means = [fmean(starts[arm][seed] for arm in over) for seed in seeds]
+        slope, _ = linear_regression(
+            [
+                starts[arm][seed] - mean
+                for arm in over
+                for seed, mean in zip(seeds, means, strict=True)
+            ],
+            [height for arm in over for height in heights[arm]],
+            proportional=True,
+        )
+        left = mean_interval(
+            [
+                own - base - slope * (starts[self.arm.name][seed] - starts[self.base][seed])
+                for seed, own, base in zip(
+                    seeds, heights[self.arm.name], heights[self.base], strict=True
+                )
+            ]
+        )
+        if not speeds:
+            return left
+        low, value, high = (math.exp(end or 0.0) for end in (left.low, left.value, left.high))
+        return Interval(value=value, low=low, high=high, n=left.n)
 
     @property
     def secondary(self) -> Mapping[str, Interval]:
@@ -130,15 +173,23 @@ def training_rows(checks: Sequence[Checked], expected: Path, name: str) -> list[
     """Return the tables of a target's claims of the paper and of the arms that it has trained."""
     for checked in _of_targets(checks, name):
         arms = [ArmValues(checked=checked, arm=arm) for arm in checked.selection.target.arms]
+        trained = [arm for arm in arms if arm.values(_ACCURACY)]
         return rendered(
             "training.md",
-            arms=[arm for arm in arms if arm.values(_ACCURACY)],
+            arms=trained,
+            every=[of.arm.name for of in trained],
+            warm=[arm.name for arm in _by_temperature([of.arm for of in trained])],
             scale=checked.selection.target.scales[checked.selection.tier],
             claims=of_kind(checked, Kind.PAPER),
             interval=interval_text,
             treatment=treatment_given(checks, expected),
         )
     return NOTHING
+
+
+def _by_temperature(arms: Sequence[Arm]) -> list[Arm]:
+    """Return the arms that differ from the base by temperature alone, and the base."""
+    return [arm for arm in arms if arm.name == BASE or arm.temperature_factor != 1]
 
 
 def slope_rows(checks: Sequence[Checked], name: str) -> list[str]:
@@ -148,7 +199,6 @@ def slope_rows(checks: Sequence[Checked], name: str) -> list[str]:
     """
     for checked in _of_targets(checks, name):
         arms = checked.selection.target.arms
-        warm = [arm for arm in arms if arm.name == BASE or arm.temperature_factor != 1]
         cool = [arm for arm in arms if arm.temperature_factor <= 1]
         rounded = [arm for arm in arms if arm.temperature_factor == 1]
         start = ("accuracy_start",)
@@ -157,7 +207,7 @@ def slope_rows(checks: Sequence[Checked], name: str) -> list[str]:
             "the same, without temperature 1.1": (cool, start),
             "without the doubled rounding": ([arm for arm in arms if arm.name != "nvfp4_x2"], ()),
             "only the arms that differ by rounding": (rounded, ()),
-            "only the arms that differ by temperature": (warm, ()),
+            "only the arms that differ by temperature": (_by_temperature(arms), ()),
         }
         stated = [(claim, v) for claim, v in checked.statements() if v.effect is not None]
         claims = [(claim, claim.dose, v) for claim, v in stated if claim.dose]

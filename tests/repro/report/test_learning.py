@@ -8,6 +8,7 @@ import pytest
 from repro.evidence.estimate import Interval, mean_interval
 from repro.report.doses import doses, paper_rises, treatment
 from repro.report.learning import (
+    ArmValues,
     dose_rows,
     interval_text,
     slope_rows,
@@ -131,7 +132,8 @@ def test_trained_arms_are_told_beside_the_same_seeds_of_bf16():
     shares = {arm: [float(end > 20) for end in of] for arm, of in ends.items()}
     metrics = {"accuracy_lenient": ends, "took_off": shares, "collapsed": shares}
     lines = training_rows([check(TRAINED, metrics, ends)], EXPECTED, TRAINED.name)
-    lines = lines[[line.startswith("| trained arm |") for line in lines].index(True) :]
+    lines = lines[lines.index("") + 1 :]
+    lines = lines[: lines.index("")]
     first, second = (cells(lines, TRAINED.arm(arm).label) for arm in ends)
     assert first["difference from BF16, points"] == ""
     assert first["GSM8K at the end, %"] == "32.0"
@@ -144,6 +146,17 @@ def test_trained_arms_are_told_beside_the_same_seeds_of_bf16():
     assert second["steps to 30 %"].endswith("(3 of 4)")
     assert second["runs that broke down"] == "3"
     assert interval_text(mean_interval([1.0, 2.0]), 1) == "+1.5"
+
+
+def test_equal_starts_take_away_what_the_start_is_worth():
+    starts = {"bf16_lora": [20, 21, 23], "nvfp4_lora": [16, 18, 18], "bf16_lora_t90": [24, 26, 25]}
+    # A point at the start is worth three groups; NVFP4 has two groups more besides.
+    groups = {arm: [3 * start for start in of] for arm, of in starts.items()}
+    groups["nvfp4_lora"] = [50, 56, 56]
+    made = check(TRAINED, {"informative_first": groups}, starts)
+    of = ArmValues(checked=made, arm=TRAINED.arm("nvfp4_lora"))
+    left = of.from_equal_start("informative_first", "accuracy_start", [*starts][::2])
+    assert (left.value, left.low, left.high) == pytest.approx((2, 2, 2))
 
 
 PAPERS_GAINS = "the paper's gains, if all were due to entropy"
