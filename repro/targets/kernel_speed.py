@@ -88,8 +88,9 @@ _OTHERS = (
 _CLAIMS = tuple(
     times(f"mxfp4_{block}_{rows}",
           f"MXFP4 is within 5 % of NVFP4's speed, {block} block, M = {rows}", "this suite's bar",
-          _ARMS["mxfp4"], _ARMS["nvfp4"], "weight_format", name_of("ratio", block, rows), 0.95,
-          "the same codes through the same kernels, half as many block scales")
+          _ARMS["mxfp4"], _ARMS["nvfp4"], "weight_format",
+          metric=name_of("ratio", block, rows), bound=0.95,
+          because="the same codes through the same kernels, half as many block scales")
     for block in SCALE.blocks
     for rows in SCALE.rows
 )  # fmt: skip

@@ -56,8 +56,9 @@ ROLLOUT = Target(
         times(f"faster_{point}_{batch}",
               f"at {point} and batch {batch}, NVFP4 with LoRA samples at least {bar} times as fast "
               "as BF16 with LoRA on the same engine", "this suite's bar", NVFP4_LORA, BF16_LORA,
-              "weight_format learning_rate", rate(point, batch).name, bar,
-              "what reading a quarter of the bytes allows, less what is not weights; stated before")
+              "weight_format learning_rate", metric=rate(point, batch).name, bound=bar,
+              because="what reading a quarter of the bytes allows, less what is not weights; stated "
+              "before")
         for point, bars in RATIOS.items()
         for batch, bar in bars.items()
     ),
@@ -82,8 +83,8 @@ RANKED = Target(
         times(f"r{first.lora_rank}_within_10_percent_of_r{second.lora_rank}",
               f"at 7B and batch 1, rank {first.lora_rank} samples at least 0.9 times as fast as "
               f"rank {second.lora_rank}", "this suite's bar", first, second,
-              "lora_rank lora_alpha", rate("7b", 1).name, 0.9,
-              "stated before; by what a step reads (5.4 GB at rank 128, 4.8 GB at rank 16, the "
+              "lora_rank lora_alpha", metric=rate("7b", 1).name, bound=0.9,
+              because="stated before; by what a step reads (5.4 GB at rank 128, 4.8 GB at rank 16, the "
               "head included) rank 128 would reach 0.896 of rank 16")
         for first in _RANKED
         for second in _RANKED
@@ -107,8 +108,8 @@ VLLM = Target(
         times(f"faster_than_vllm_{batch}",
               f"at 7B and batch {batch}, this project's engine samples NVFP4 with LoRA at least "
               "1.3 times as fast as vLLM's own", "this suite's bar", NVFP4_LORA, _BY_VLLM, "",
-              rate("7b", batch).name, 1.3, "what makes an engine of one's own worth its code; "
-              "stated before")
+              metric=rate("7b", batch).name, bound=1.3,
+              because="what makes an engine of one's own worth its code; stated before")
         for batch in BATCHES
     ),
     headline=rate("7b", 8).name,

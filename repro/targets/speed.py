@@ -102,9 +102,9 @@ def _throughput(number: int, size: str) -> Target:
         claims=tuple(
             times(f"qerl_samples_faster_at_{batch}",
                   f"QeRL's rollout is faster than 16-bit LoRA's at {size}, batch {batch}",
-                  f"Table {number}", NVFP4_LORA, BF16_LORA, _FACTOR, rate(point, batch).name,
-                  effect=paper_effects.ratio(
-                      paper_effects.ROLLOUT[point, batch], f"Table {number}"))
+                  f"Table {number}", NVFP4_LORA, BF16_LORA, _FACTOR,
+                  paper_effects.ratio(paper_effects.ROLLOUT[point, batch], f"Table {number}"),
+                  rate(point, batch).name)
             for batch in (2, 8)
         ),
         headline=rate(point, 8).name,
@@ -125,7 +125,8 @@ def faster_than(
     return times(
         f"faster_than_{slow.name}_{point}_{batch}",
         f"at {point} and batch {batch}, QeRL's rollout is {words} that of {slow.label}", source,
-        NVFP4_LORA, slow, f"{_FACTOR} rollout_adapter", rate(point, batch).name, bound, **more,
+        NVFP4_LORA, slow, f"{_FACTOR} rollout_adapter", metric=rate(point, batch).name, bound=bound,
+        **more,
     )  # fmt: skip
 
 
@@ -153,20 +154,17 @@ def _ranked(arm: Arm) -> tuple[Arm, ...]:
     return tuple(at_rank(arm, rank) for rank in RANKS)
 
 
-def _ranked_claims(
-    others: tuple[Arm, ...], whose: str, sizes: tuple[str, ...], source: str, bound: float
-) -> tuple[Claim, ...]:
-    bf16 = others[0].weight_format == "bf16"
+def _ranked_claim(other: Arm, whose: str, size: str, source: str, bound: float) -> Claim:
+    bf16 = other.weight_format == "bf16"
     papers = paper_effects.ROLLOUT_BY_RANK if bf16 else paper_effects.ROLLOUT_OVER_NF4
     words = "at least twice as fast as" if bound == 2.0 else "faster than"
     name = words.removeprefix("at least ").replace(" ", "_")
-    return tuple(
-        times(f"nvfp4_{name}_{whose}_{size}_r{other.lora_rank}",
-              f"NVFP4 LoRA samples {size.upper()} {words} {other.label}", source,
-              at_rank(NVFP4_LORA, other.lora_rank), other, _FACTOR, rate(size, 1).name,
-              bound, _TWICE, paper_effects.ratio(papers.get((size, other.lora_rank)), source))
-        for size in sizes
-        for other in others
+    return times(
+        f"nvfp4_{name}_{whose}_{size}_r{other.lora_rank}",
+        f"NVFP4 LoRA samples {size.upper()} {words} {other.label}", source,
+        at_rank(NVFP4_LORA, other.lora_rank), other, _FACTOR,
+        paper_effects.ratio(papers.get((size, other.lora_rank)), source), rate(size, 1).name,
+        bound=bound, because=_TWICE,
     )  # fmt: skip
 
 
@@ -192,10 +190,11 @@ def _by_rank(
         arms=arms,
         metrics=_metrics(sizes, (1,)),
         claims=tuple(
-            claim
+            _ranked_claim(other, whose, size, source, bound)
             for bound in asked
             for whose, group in others.items()
-            for claim in _ranked_claims(group, whose, sizes, source, bound)
+            for size in sizes
+            for other in group
         ),
         headline=rate(sizes[-1], 1).name,
         paper_file=name,

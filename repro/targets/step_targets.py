@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from repro.spec.arm import Arm
-from repro.spec.claim import Better, Claim, Effect, Metric
+from repro.spec.claim import Better, Claim, Metric
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin
 from repro.spec.target import Target
 from repro.spec.tier import GIB
@@ -89,15 +89,16 @@ def longer(
     statement: str,
     *,
     phase: str = "step",
-    bound: float = 1.0,
     source: str = "Table 3",
-    because: str = "",
-    effect: Effect | None = None,
+    **more: Any,
 ) -> Claim:
-    """Return the claim that a phase takes `slow` more than `bound` times what it takes `fast`."""
+    """Return the claim that a phase takes `slow` more than `bound` times what it takes `fast`.
+
+    `more` are further fields of `Claim`.
+    """
     return times(
         f"{phase}_of_{slow.name}_longer_than_{fast.name}_{point.name}",
         f"{statement} ({point.name})", source, slow, fast,
         "weight_format training linears rollout_adapter learning_rate",
-        f"{phase}_seconds_{point.name}", bound, because, effect,
+        metric=f"{phase}_seconds_{point.name}", **more,
     )  # fmt: skip

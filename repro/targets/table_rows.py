@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from repro.spec.arm import Arm
@@ -45,7 +46,7 @@ def above(
     first: Arm,
     second: Arm,
     factor: str,
-    effect: Effect | None,
+    effect: Effect | None = None,
     metric: str = "accuracy",
     **more: Any,
 ) -> Claim:
@@ -67,24 +68,8 @@ def above(
     )  # fmt: skip
 
 
-def times(
-    name: str,
-    statement: str,
-    source: str,
-    first: Arm,
-    second: Arm,
-    factor: str,
-    metric: str,
-    bound: float = 1.0,
-    because: str = "",
-    effect: Effect | None = None,
-) -> Claim:
-    """Return the claim that a metric of the first arm is above `bound` times the second's."""
-    return Claim(
-        name=name, statement=statement, source=source, metric=metric, effect=effect, log=True,
-        contrast={first.name: 1, second.name: -1}, factor=tuple(factor.split()), bound=bound,
-        because=because,
-    )  # fmt: skip
+# The claim that a metric of the first arm is above `bound` times the second's.
+times = partial(above, log=True, bound=1.0)
 
 
 def rises(
