@@ -122,8 +122,8 @@ class LoadedRun:
         def on_test(step: int) -> dict[str, float]:
             del step
             if self.run.scale.evaluation.until:
-                greedy = self.evaluation.greedy(self.problems.test)
-                return {"accuracy_greedy": fmean(greedy.accuracy), "seconds": self.tally.seconds}
+                accuracy = fmean(self.evaluation.greedy(self.problems.test).accuracy)
+                return {"accuracy_greedy": accuracy, "seconds": self.tally.counts()["seconds"]}
             answers = self.evaluation.final(self.problems.test, {})
             return {name: fmean(own.accuracy) for name, own in answers.items()}
 
@@ -137,14 +137,14 @@ class LoadedRun:
 
     def outcome(self, series: Mapping[str, Sequence[float | None]]) -> Measured:
         """Evaluate the policy as it is now; return all measurements, with `series` of its steps."""
-        run, problems, tally = self.run, self.problems, self.tally
+        run, problems = self.run, self.problems
         scale: TrainScale = run.scale
         final = self.evaluation.final(problems.test, problems.further)
         if scale.evaluation.explored_samples:
             final[_EXPLORED] = self.evaluation.explored(problems.test)
-        metrics = mean_tokens(final)
+        metrics, counts = mean_tokens(final), self.tally.counts()
         metrics["peak_bytes"] = Estimate(
-            value=float(tally.peak_bytes),
+            value=float(counts["peak_bytes"]),
             unit="bytes",
             method="peak of the process during the run",
         )
@@ -159,8 +159,8 @@ class LoadedRun:
             "test_sets_left_out": [
                 item.name for item in scale.test_sets if item.name not in problems.further
             ],
-            "grades": tally.grades,
-            "grader_workers_killed": tally.workers_killed,
+            "grades": counts["grades"],
+            "grader_workers_killed": counts["workers_killed"],
             "answers": {name: own.tallies() for name, own in final.items()},
         }
         if _EXPLORED in final:

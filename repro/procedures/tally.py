@@ -16,9 +16,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from repro.evaluate.scale_evaluator import ScaleEvaluator
+from repro.evaluate.asking import Evaluator
 from repro.measure.device_state import peak_bytes
-from repro.reward.grader import GraderPool
 
 
 class RunTally:
@@ -32,47 +31,24 @@ class RunTally:
         What `time.perf_counter` said when this process began with the run.
     """
 
-    def __init__(
-        self,
-        evaluation: ScaleEvaluator,
-        pool: GraderPool,
-        inputs: Mapping[str, str],
-        began: float,
-    ) -> None:
+    def __init__(self, evaluator: Evaluator, inputs: Mapping[str, str], began: float) -> None:
         self._began, self._seconds_before = began, 0.0
-        self._inputs = dict(inputs)
-        self._evaluator, self._pool = evaluation.evaluator, pool
+        self._inputs, self._evaluator = dict(inputs), evaluator
         # A pool may have served other runs before this one.
-        self._killed_before = -pool.workers_killed
+        self._killed_before = -evaluator.pool.workers_killed
         self._peak_before = 0
 
-    @property
-    def grades(self) -> dict[str, int]:
-        """Number of the run's grades by status."""
-        return dict(self._evaluator.grades)
-
-    @property
-    def seconds(self) -> float:
-        """Wall seconds of the run over all starts, loading included."""
-        return self._seconds_before + time.perf_counter() - self._began
-
-    @property
-    def workers_killed(self) -> int:
-        """Number of graders that were killed for being late, over all starts."""
-        return self._killed_before + self._pool.workers_killed
-
-    @property
-    def peak_bytes(self) -> int:
-        """Peak memory over all starts."""
-        return max(self._peak_before, peak_bytes())
-
     def counts(self) -> dict[str, Any]:
-        """Return all counts as JSON values."""
+        """Return the counts of all starts, as JSON values.
+
+        They are the grades by status, the graders that were killed for being late, peak memory in
+        bytes and wall seconds, loading included; beside them the digests of the run's inputs.
+        """
         return {
-            "grades": self.grades,
-            "workers_killed": self.workers_killed,
-            "peak_bytes": self.peak_bytes,
-            "seconds": self.seconds,
+            "grades": dict(self._evaluator.grades),
+            "workers_killed": self._killed_before + self._evaluator.pool.workers_killed,
+            "peak_bytes": max(self._peak_before, peak_bytes()),
+            "seconds": self._seconds_before + time.perf_counter() - self._began,
             "inputs": self._inputs,
         }
 

@@ -241,7 +241,7 @@ def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool, began: float) ->
         problems=problems,
         evaluation=evaluation,
         ranks=ranks,
-        tally=RunTally(evaluation, pool, unchanging, began),
+        tally=RunTally(evaluation.evaluator, unchanging, began),
         receipts=Facts(fitting_update(run, policy.device, ranks))
         | ({"ranks": ranks.world} if ranks.world > 1 else {})
         | ({"vllm": sampler.receipt} if isinstance(sampler, VllmSampler) else {}),
@@ -253,13 +253,12 @@ def learner_of_run(loaded_run: LoadedRun) -> Learner:
     run, policy = loaded_run.run, loaded_run.policy
     # There is no memory plan for a CPU; it keeps all activations.
     unplanned = None if policy.device.type == "cpu" else 0
-    fitting = fitting_update(run, policy.device, loaded_run.ranks)
     return learner_of(
         run,
         policy,
         loaded_run.sampler,
-        micro_tokens=fitting.get("micro_tokens"),
-        kept_blocks=fitting.get("kept_blocks", unplanned),
+        micro_tokens=loaded_run.receipts.get("micro_tokens"),
+        kept_blocks=loaded_run.receipts.get("kept_blocks", unplanned),
         ranks=loaded_run.ranks,
     )
 

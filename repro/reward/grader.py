@@ -33,7 +33,7 @@ import functools
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, Self, cast, get_args
+from typing import Literal, Protocol, Self, cast, get_args
 
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader_worker import Worker, WorkerGoneError, WorkerLateError
@@ -125,7 +125,7 @@ class GraderPool:
         asked = [_form_of(gold, answer) for gold, answer in pairs]
         if self._closed:
             raise GraderError("the grader pool is closed; it grades inside its `with` block")
-        results = self._results(dict.fromkeys(form.pair for form in asked if form is not None))
+        results = self._results(dict.fromkeys(pair for pair, _ in filter(None, asked)))
         grades = [
             Grade(status=_status_of(form, results), answer=answer)
             for (_, answer), form in zip(pairs, asked, strict=True)
@@ -232,26 +232,20 @@ class GraderPool:
         self.workers_killed += late
 
 
-class _Form(NamedTuple):
-    """What is asked of a worker for a pair, and whether its own answer was refused."""
-
-    pair: Pair
-    refused: bool
-
-
-def _status_of(form: _Form | None, results: Mapping[Pair, Status]) -> Status:
-    """Return the status of a pair from the results of what was asked for it."""
+def _status_of(form: tuple[Pair, bool] | None, results: Mapping[Pair, Status]) -> Status:
+    """Return the status of a pair from the results of what `_form_of` has asked for it."""
     if form is None:
         return "unparsable_gold"
-    result = results[form.pair]
-    return "wrong" if form.refused and result == "ok" else result
+    pair, refused = form
+    return "wrong" if refused and results[pair] == "ok" else results[pair]
 
 
 @functools.lru_cache(maxsize=65_536)
-def _form_of(gold: str, answer: str | None) -> _Form | None:
-    """Return what to ask for a pair, or None where the gold may not be compared with itself.
+def _form_of(gold: str, answer: str | None) -> tuple[Pair, bool] | None:
+    """Return what to ask for a pair, and whether its answer was refused.
 
-    An answer that may not be compared is replaced by the gold, which may be at fault.
+    None where the gold may not be compared with itself. An answer that may not be compared is
+    replaced by the gold, which may be at fault.
     """
     gold = tidy(gold)
     itself = comparable(gold, gold)
@@ -259,7 +253,7 @@ def _form_of(gold: str, answer: str | None) -> _Form | None:
         return None
     tidied = None if answer is None else tidy(answer)
     pair = itself if tidied == gold else None if tidied is None else comparable(gold, tidied)
-    return _Form(pair=pair or itself, refused=pair is None)
+    return pair or itself, pair is None
 
 
 def _batches(pairs: list[Pair]) -> list[list[Pair]]:

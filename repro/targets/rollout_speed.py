@@ -57,8 +57,8 @@ ROLLOUT = Target(
               f"at {point} and batch {batch}, NVFP4 with LoRA samples at least {bar} times as fast "
               "as BF16 with LoRA on the same engine", "this suite's bar", NVFP4_LORA, BF16_LORA,
               "weight_format learning_rate", metric=rate(point, batch).name, bound=bar,
-              because="what reading a quarter of the bytes allows, less what is not weights; stated "
-              "before")
+              because="what reading a quarter of the bytes allows, less what is not weights; "
+              "stated before")
         for point, bars in RATIOS.items()
         for batch, bar in bars.items()
     ),
@@ -84,8 +84,8 @@ RANKED = Target(
               f"at 7B and batch 1, rank {first.lora_rank} samples at least 0.9 times as fast as "
               f"rank {second.lora_rank}", "this suite's bar", first, second,
               "lora_rank lora_alpha", metric=rate("7b", 1).name, bound=0.9,
-              because="stated before; by what a step reads (5.4 GB at rank 128, 4.8 GB at rank 16, the "
-              "head included) rank 128 would reach 0.896 of rank 16")
+              because="stated before; by what a step reads (5.4 GB at rank 128, 4.8 GB at rank 16, "
+              "the head included) rank 128 would reach 0.896 of rank 16")
         for first in _RANKED
         for second in _RANKED
         if first is not second
