@@ -285,12 +285,11 @@ def opening_of(prompt: Sequence[int], tokenizer: Any) -> str:
 
 
 def read_texts(
-    token_ids: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], tokenizer: Any
+    token_ids: Sequence[Sequence[int]], openings: Sequence[str], tokenizer: Any
 ) -> list[str]:
     """Return the texts of completions of P prompts, prompt-major, each behind its opening."""
     decoded = texts_of(token_ids, tokenizer)
-    openings = [opening_of(prompt, tokenizer) for prompt in prompts]
-    return [openings[row * len(prompts) // len(decoded)] + t for row, t in enumerate(decoded)]
+    return [openings[row * len(openings) // len(decoded)] + t for row, t in enumerate(decoded)]
 
 
 def texts_of(token_ids: Sequence[Sequence[int]], tokenizer: Any) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from repro.data.prompts import texts_of
+from repro.data.prompts import read_texts
 from repro.distributed import ALONE, Ranks
 from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, seeds_of
@@ -57,9 +57,8 @@ class Evaluator:
     def ask(self, asked: Sequence[Question], sampling: SamplingConfig, *, samples: int) -> Answers:
         """Sample `samples` completions of each question and grade them."""
         completions = self._complete(asked, sampling, samples)
-        openings = [question.opening for question in asked for _ in range(samples)]
-        decoded = texts_of([own.token_ids for own in completions], self.tokenizer)
-        texts = [opening + text for opening, text in zip(openings, decoded, strict=True)]
+        token_ids = [own.token_ids for own in completions]
+        texts = read_texts(token_ids, [question.opening for question in asked], self.tokenizer)
         before = self.pool.counters.copy()
         answers = answers_of(asked, texts, completions, self.pool, self.reads)
         self.count(before)

@@ -126,36 +126,27 @@ class Answers:
             the counts of each `right` and each `wrong` answer; samples without an answer make up
             the rest. None of more than `VOTING_SAMPLES`.
         """
-        return {name: self._tally(field) for name, field in _TALLIED.items()} | {
-            "dropped": self.dropped,
-            "tokens": sum(one.tokens for group in self.groups for one in group),
-            **self._tallies_of_several(),
-        }
-
-    def _tallies_of_several(self) -> dict[str, Any]:
-        """Return the tallies of several samples per problem; see `tallies`."""
-        samples = max((len(group) for group in self.groups), default=0)
-        if not 2 <= samples <= VOTING_SAMPLES:
-            return {}
+        samples = max(map(len, self.groups), default=0)
         tallies: dict[str, Any] = {}
+        for name, field in _TALLIED.items():
+            hits = [int(total) for total in self._sums(field)]
+            tallies[name] = [hits.count(number) for number in range(samples + 1)]
+        tallies |= {"dropped": self.dropped, "tokens": int(sum(self._sums("tokens")))}
         for ending, (grade, voting) in _READINGS.items():
-            ways = Counter(_votes(group, grade, voting) for group in self.groups)
-            tallies[f"votes{ending}"] = [
-                {"problems": count, "right": list(right), "wrong": list(wrong)}
-                for (right, wrong), count in sorted(ways.items())
-            ]
+            if 2 <= samples <= VOTING_SAMPLES:
+                ways = Counter(_votes(group, grade, voting) for group in self.groups)
+                tallies[f"votes{ending}"] = [
+                    {"problems": count, "right": list(right), "wrong": list(wrong)}
+                    for (right, wrong), count in sorted(ways.items())
+                ]
         return tallies
 
-    def _tally(self, field: str) -> list[int]:
-        samples = max((len(group) for group in self.groups), default=0)
-        hits = [int(sum(float(getattr(one, field) or 0.0) for one in g)) for g in self.groups]
-        return [hits.count(number) for number in range(samples + 1)]
+    def _sums(self, field: str) -> list[float]:
+        return [sum(float(getattr(one, field) or 0.0) for one in group) for group in self.groups]
 
     def _means(self, field: str, scale: float = 100.0) -> list[float]:
-        return [
-            scale * sum(float(getattr(one, field) or 0.0) for one in group) / len(group)
-            for group in self.groups
-        ]
+        sums = zip(self._sums(field), self.groups, strict=True)
+        return [scale * total / len(group) for total, group in sums]
 
 
 def _votes(

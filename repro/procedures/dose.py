@@ -107,8 +107,8 @@ def measure_dose(run: RunConfig, context: RunContext) -> Measured:
         progress("measuring", {})
         by_prompt = _of_distributions(policy, common, own, temperature)
         token_ids = [completion.token_ids for completion in own.completions]
-        prompts = [question.prompt for question in common.asked]
-        texts = read_texts(token_ids, prompts, policy.tokenizer)
+        openings = [question.opening for question in common.asked]
+        texts = read_texts(token_ids, openings, policy.tokenizer)
         reads = template_named(scale.prompt_template).reads
         answers = answers_of(common.asked, texts, own.completions, pool, reads)
     by_prompt |= _of_answers(answers, texts)

@@ -312,9 +312,6 @@ def _distance(policy: Policy, start: dict[str, Tensor]) -> float:
 
 def keep_policy(policy: Policy, folder: Path) -> None:
     """Save the trained weights as `adapter/` (LoRA) or `model/` in `folder`, replacing old ones."""
-    if policy.training == "lora":
-        shutil.rmtree(folder / "adapter", ignore_errors=True)
-        save_adapter(policy, folder / "adapter")
-    else:
-        shutil.rmtree(folder / "model", ignore_errors=True)
-        write_merged(policy, folder / "model")
+    name, save = ("adapter", save_adapter) if policy.training == "lora" else ("model", write_merged)
+    shutil.rmtree(folder / name, ignore_errors=True)
+    save(policy, folder / name)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from repro.data.problem import Problem
-from repro.data.prompts import read_texts, render_within
+from repro.data.prompts import opening_of, read_texts, render_within
 from repro.reward.score import Rewards
 from repro.rl.advantage import Advantages, group_advantages, overlong_penalty
 from repro.rl.clock import Clock
@@ -199,7 +199,8 @@ class PromptSource:
         self, completions: Sequence[Completion], prompts: Sequence[Sequence[int]]
     ) -> list[str]:
         """Return the texts of completions of P prompts, prompt-major, for the graders."""
-        return read_texts([own.token_ids for own in completions], prompts, self.tokenizer)
+        openings = [opening_of(prompt, self.tokenizer) for prompt in prompts]
+        return read_texts([own.token_ids for own in completions], openings, self.tokenizer)
 
 
 def order_of_epoch(seed: int, epoch: int, count: int) -> list[int]:
