@@ -1,8 +1,5 @@
 """Evaluation: prompts, sampled completions, and their grades.
 
-`questions` renders problems as prompts, `asking` samples completions, and
-`grades` grades and averages them. `scale_evaluator` evaluates as the scale of a run says.
-
 The package itself can be called: `repro.evaluate(...)` is `repro.door.front_door.evaluate`.
 """
 

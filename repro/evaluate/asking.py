@@ -1,7 +1,4 @@
-"""Sampling a policy's answers to questions, and grading them.
-
-The sampler reads the tensors that were trained.
-"""
+"""Sampling a policy's answers to questions, and grading them."""
 
 from __future__ import annotations
 
