@@ -62,7 +62,6 @@ TABLE3_POINTS = _points("7b")
 POINTS_14B = _points("14b")
 # 16-bit weights of a 32B leave room for micro-batches of one row; both arms take those.
 POINTS_32B = tuple(dataclasses.replace(point, micro_tokens=2304) for point in _points("32b"))
-POINTS_3B = _points("3b")
 _B8 = TABLE3_POINTS[2]
 # As many completions as a step samples, about as long as those of GSM8K.
 _LENGTHS: tuple[Lengths, ...] = ("spread", "equal")
@@ -162,7 +161,7 @@ TABLE3, TABLE3_14B, TABLE3_3B, TABLE3_32B = (
     for name, size, also, points, version, source, table in (
         ("table3", "7B", "", TABLE3_POINTS, 4, _SOURCE, "Table 3"),
         ("table3_14b", "14B", " at 14B, too", POINTS_14B, 2, _SOURCE, "Table 3"),
-        ("table3_3b", "3B", " at 3B, too", POINTS_3B, 1, "Table 5", "Table 5"),
+        ("table3_3b", "3B", " at 3B, too", _points("3b"), 1, "Table 5", "Table 5"),
         ("table3_32b", "32B", " at 32B, too", POINTS_32B, 1, "Table 8", "Table 8"),
     )
 )  # fmt: skip

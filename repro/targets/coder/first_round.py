@@ -271,7 +271,7 @@ CLAIMS = (
           paper_effects.ENTROPY_LATE, "entropy_last"),
     times("nvfp4_sooner", "NVFP4 LoRA takes off after fewer steps than 16-bit LoRA",
           "Fig. 4, on a smaller checkpoint", BF16, NVFP4, "weight_format",
-          paper_effects.FORMAT_TAKE_OFF["bf16"], "take_off_steps"),
+          paper_effects.FORMAT_TAKE_OFF, "take_off_steps"),
     times("qerl_sooner", "QeRL takes off after fewer steps than 16-bit LoRA",
           "Fig. 12, on a smaller checkpoint", BF16, AQN, "weight_format noise",
           paper_effects.QERL_TAKE_OFF, "take_off_steps"),
@@ -339,7 +339,7 @@ def _response(table: Target) -> Target:
     claims = [
         _per_entropy(f"{name}_given_start" if given else name, words, of, effect, *given)
         for name, words, of, effect in (
-            ("sooner", sooner, "take_off_steps", paper_effects.FORMAT_TAKE_OFF["bf16"]),
+            ("sooner", sooner, "take_off_steps", paper_effects.FORMAT_TAKE_OFF),
             ("ends_higher", higher, _LENIENT, end_effect(2.7, "90.8 - 88.1, as if all of it")),
         )
         for given in ((), ("accuracy_greedy_start",))

@@ -250,7 +250,7 @@ _RATES = Target(
             times(f"{arm.name}_later",
                   f"16-bit LoRA takes more steps to take off at {words} of its rate; a run that "
                   "never does counts as all its steps", _OVER_STEPS, arm, BF16,
-                  "learning_rate_factor", paper_effects.FORMAT_TAKE_OFF["bf16"], "take_off_steps"),
+                  "learning_rate_factor", paper_effects.FORMAT_TAKE_OFF, "take_off_steps"),
             above(f"{arm.name}_ends_lower", f"16-bit LoRA ends lower at {words} of its rate",
                   mini.SOURCE, BF16, arm, "learning_rate_factor",
                   end_effect(2.7, "90.8 - 88.1, as if all of it"), "test_late",

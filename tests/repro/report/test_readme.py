@@ -147,7 +147,7 @@ def test_the_papers_values_are_those_of_its_cells(every_blessed):
     of = {cell.arm: cell.value for cell in paper_cells(EXPECTED, "table1")
           if (cell.column, cell.quantity) == ("7B", "accuracy")}  # fmt: skip
     qerl = of["nvfp4_lora_aqn"]
-    steps = paper_effects.FORMAT_TAKE_OFF["bf16"].paper
+    steps = paper_effects.FORMAT_TAKE_OFF.paper
     assert worth == f"{steps:.2f}x, {qerl - of['bf16_lora']:+.1f} points (7B)"
     assert sooner == f"NVFP4 {steps:.2f}x, QeRL {paper_effects.QERL_TAKE_OFF.paper:.2f}x (7B)"
     gains = f"QeRL {qerl - of['bf16_lora']:+.1f}, AQN {qerl - of['nvfp4_lora']:+.1f} points (7B)"
