@@ -84,7 +84,7 @@ def main_evaluate(args: argparse.Namespace) -> int:
     with GraderPool() as pool:
         answers = _ask(asked, policy, pool)
     seconds = time.perf_counter() - began
-    metrics = {name: one.estimates() | one.at_k(asked.at) for name, one in answers.items()}
+    metrics = {name: one.estimates(asked.at) for name, one in answers.items()}
     if args.out:
         record = _record(asked, policy, answers, metrics) | {"seconds": seconds}
         replace_text(Path(args.out), json.dumps(record, indent=1, sort_keys=True) + "\n")

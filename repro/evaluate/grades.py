@@ -57,11 +57,6 @@ class Graded:
     answer: str | None
     lenient_answer: str | None
 
-    @property
-    def correct(self) -> bool:
-        """Whether the strict reading is right."""
-        return self.accuracy == 1.0
-
 
 # Tally -> the field of `Graded`.
 _TALLIED = {
@@ -99,20 +94,17 @@ class Answers:
             "tokens": sum(one.tokens for one in every),
         }
 
-    def estimates(self) -> dict[str, Estimate]:
-        """Return the metrics, each with its 95 % interval over problems."""
+    def estimates(self, ks: Sequence[int] = ()) -> dict[str, Estimate]:
+        """Return the metrics, each with its 95 % interval over problems.
+
+        With `ks`, each at most the number of samples per problem, they have mean@n, and pass@k and
+        maj@k of each k, by both readings.
+        """
         tallies = self.tallies()
         named = {"right": "accuracy"} | SHARES
         percents = {metric: share_of(tallies[part]) for part, metric in named.items()}
         tokens = mean_of_problems(self._means("tokens", scale=1.0), "tokens")
-        return percents | {"completion_tokens_mean": tokens}
-
-    def at_k(self, ks: Sequence[int]) -> dict[str, Estimate]:
-        """Return mean@n, and pass@k and maj@k of each k, by both readings.
-
-        Each k is at most the number of samples per problem.
-        """
-        return at_k_metrics(self.tallies(), ks)
+        return percents | {"completion_tokens_mean": tokens} | at_k_metrics(tallies, ks)
 
     def tallies(self) -> dict[str, Any]:
         """Return the tallies of the answers, from which a record shows its accuracies.

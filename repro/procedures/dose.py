@@ -113,7 +113,7 @@ def measure_dose(run: RunConfig, context: RunContext) -> Measured:
         answers = answers_of(common.asked, texts, own.completions, pool, reads)
     by_prompt |= _of_answers(answers, texts)
     metrics = {name: _mean(values, _UNITS.get(name, "nats")) for name, values in by_prompt.items()}
-    metrics |= answers.estimates() | answers.at_k(scale.evaluation.at)
+    metrics |= answers.estimates(scale.evaluation.at)
     return Measured(
         metrics=metrics,
         series={
@@ -256,7 +256,7 @@ def _of_answers(answers: Answers, texts: Sequence[str]) -> dict[str, list[float]
     """Return what each prompt's completions have in common, and how they differ."""
     group = len(texts) // max(1, len(answers.groups) + answers.dropped)
     programs = [float(bool(_PROGRAM.search(text))) for text in texts]
-    paid = [[one.correct and not one.truncated for one in of] for of in answers.groups]
+    paid = [[one.accuracy == 1.0 and not one.truncated for one in of] for of in answers.groups]
     given = [{one.answer for one in of if one.answer is not None} for of in answers.groups]
     return {
         "mixed_groups": [100.0 * (any(of) and not all(of)) for of in paid],

@@ -29,7 +29,7 @@ def test_completions_are_graded_by_every_reading(tokenizer, pool):
     evaluator = Evaluator(Writer(tokenizer, TEXTS), tokenizer, pool, 0)
     answers = evaluator.ask(asked(tokenizer), GREEDY, samples=1)
     graded = [group[0] for group in answers.groups]
-    assert [one.correct for one in graded] == [True, False, False]
+    assert [one.accuracy for one in graded] == [True, False, False]
     assert [one.lenient for one in graded] == [1.0, 0.0, 1.0]
     assert [one.format_ok for one in graded] == [True, True, False]
     assert [one.works for one in graded] == [True, False, False]
@@ -60,7 +60,7 @@ def test_a_forced_opening_is_part_of_prompt_and_text(tokenizer, pool):
     assert tokenizer.decode(question.prompt) == "1+2?\n<think>\n"
     answers = Evaluator(writer, tokenizer, pool, 0).ask([question], GREEDY, samples=1)
     ((graded,),) = answers.groups
-    assert graded.correct
+    assert graded.accuracy
     assert graded.works
     assert graded.tokens < len(tokenizer(TEXTS["1+2?"])["input_ids"]) + 1
 

@@ -3,6 +3,7 @@
 import pytest
 
 from repro.evaluate.grades import Answers, Graded
+from repro.evidence.derived import at_k_metrics
 from tests.repro.evaluate.small import problem
 
 
@@ -42,7 +43,7 @@ SPELT = [graded("70,000", right=True), graded("70000", right=True), WRONG]
     ],
 )  # fmt: skip
 def test_samples_are_estimated_together_by_both_readings(groups, at, percents):
-    metrics = answers(*groups).at_k(at)
+    metrics = at_k_metrics(answers(*groups).tallies(), at)
     assert {name: metrics[name].value for name in percents} == pytest.approx(percents)
     assert {metric.n for metric in metrics.values()} == {len(groups)}
     assert all(f"{len(groups[0])} samples" in metric.method for metric in metrics.values())
@@ -58,11 +59,10 @@ def test_votes_are_tallied_by_the_ways_in_which_samples_voted():
 
 
 def test_of_one_sample_or_very_many_no_majority_is_formed_and_no_votes_are_kept():
-    one = answers([RIGHT]).tallies()
-    assert not one.keys() & {"votes", "votes_lenient"}
+    assert not answers([RIGHT]).tallies().keys() & {"votes", "votes_lenient"}
     many = answers([RIGHT, *[WRONG] * 255], [WRONG] * 256)
     assert not many.tallies().keys() & {"votes", "votes_lenient"}
-    metrics = many.at_k([64, 256])
+    metrics = many.estimates([64, 256])
     assert metrics["pass_at_64"].value == pytest.approx(12.5)
     assert metrics["pass_at_256"].value == pytest.approx(50.0)
     assert not any(name.startswith("maj") for name in metrics)
