@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -69,20 +69,15 @@ class Evaluator:
         self, asked: Sequence[Question], sampling: SamplingConfig, samples: int
     ) -> list[Completion]:
         completions: list[Completion] = []
-        answered = 0
-        for part in self._parts(asked, samples):
+        # Parts of about equal size, none too large for the sampler.
+        parts = -(-len(asked) // max(1, self.rows_at_once // samples))
+        size = max(1, -(-len(asked) // max(1, parts)))
+        for begin in range(0, len(asked), size):
+            part = asked[begin : begin + size]
             prompts = [question.prompt for question in part]
             seeds = seeds_of(part, samples=samples, seed=self.seed)
             batch = self.sampler.sample(prompts, sampling, group_size=samples, seeds=seeds)
             completions += batch.completions
-            answered += len(part)
             if self.on_part:
-                self.on_part(answered / len(asked))
+                self.on_part((begin + len(part)) / len(asked))
         return completions
-
-    def _parts(self, asked: Sequence[Question], samples: int) -> Iterator[Sequence[Question]]:
-        """Yield the questions in parts of about equal size, none too large for the sampler."""
-        parts = -(-len(asked) // max(1, self.rows_at_once // samples))
-        size = -(-len(asked) // max(1, parts))
-        for begin in range(0, len(asked), max(1, size)):
-            yield asked[begin : begin + size]

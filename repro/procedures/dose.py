@@ -91,7 +91,6 @@ def measure_dose(run: RunConfig, context: RunContext) -> Measured:
     torch.set_num_threads(context.threads)
     progress, should_stop = context.progress, context.should_stop
     scale: TrainScale = run.scale
-    problems = load_problems(scale.data, "development")
     progress("sampling the common tokens", {})
     common = _common(_untreated(run))
     if should_stop():
@@ -134,7 +133,7 @@ def measure_dose(run: RunConfig, context: RunContext) -> Measured:
         },
         inputs={
             **checkpoint_inputs(policy.facts),
-            "development_problems": digest_of_problems(problems),
+            "development_problems": digest_of_problems([one.problem for one in common.asked]),
             **template_inputs(scale.prompt_template, policy.tokenizer),
         },
     )
