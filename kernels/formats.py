@@ -286,9 +286,15 @@ def swap_nibbles(packed: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
+def codebook(format: str, device: torch.device) -> Tensor:
+    """Return the values of a format's sixteen codes before scaling, (16,), float32."""
+    return torch.tensor(FORMATS[format].values, dtype=torch.float32).to(device)
+
+
+@lru_cache(maxsize=64)
 def byte_table(format: str, device: torch.device) -> Tensor:
     """Return the two values of every possible byte of packed codes, (256, 2) float32."""
-    values = torch.tensor(format_named(format).values, dtype=torch.float32)
+    values = codebook(format, torch.device("cpu"))
     byte = torch.arange(256)
     return torch.stack((values[byte & 0xF], values[byte >> 4]), dim=-1).to(device)
 

@@ -164,13 +164,8 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
             codes = codes.clone()
             codes.view(-1, block_bytes)[index] = 0  # (lost blocks, bytes of a block)
         scales = scales.repeat_interleave(weight.block // 16, dim=1)
-        if weight.format == "nvfp4":
-            assert weight.encode_scale is not None
-            assert weight.global_scale is not None
-            extras["encode_scale"], extras["global_scale"] = (
-                weight.encode_scale,
-                weight.global_scale,
-            )
+        of_matrix = ("encode_scale", "global_scale")
+        extras |= {name: value for name, value in weight.tensors().items() if name in of_matrix}
     packs = torch.empty(tiles, columns, PACK_BYTES, dtype=torch.uint8, device=codes.device)
     for at in range(0, tiles, _TILES_AT_ONCE):
         rows = slice(at * PACK_ROWS, min(N, (at + _TILES_AT_ONCE) * PACK_ROWS))

@@ -138,18 +138,24 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -
     Tensor, (..., H), the wider type of x and gain
         Without noise bit-equal to transformers' `Qwen2RMSNorm`; with noise of zero equal to that.
     """
-    _check_columns("x", x, gain.shape[0])
+    check_norm(x, gain, noise)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
     if noise is None:
         return gain * normed
-    if noise.shape != gain.shape or noise.dtype != torch.float32:
+    dtype = torch.promote_types(gain.dtype, x.dtype)
+    return ((gain.float() + noise) * normed.float()).to(dtype)
+
+
+def check_norm(x: Tensor, gain: Tensor, noise: Tensor | None) -> None:
+    """Raise `ValueError` for arguments that `rms_norm` cannot take."""
+    if x.shape[-1:] != gain.shape:
+        raise ValueError(f"x's last dimension is {x.shape[-1]}; gain has {tuple(gain.shape)}")
+    if noise is not None and (noise.shape != gain.shape or noise.dtype != torch.float32):
         raise ValueError(
             f"noise is {noise.dtype} of shape {tuple(noise.shape)}; "
             f"it must be torch.float32 of shape {tuple(gain.shape)}"
         )
-    dtype = torch.promote_types(gain.dtype, x.dtype)
-    return ((gain.float() + noise) * normed.float()).to(dtype)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

@@ -138,13 +138,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_hidden[part] = float32_product(grad_z.to(hidden.dtype), weight)
             if grad_weight is not None:
                 grad_weight.addmm_(grad_z.t(), hidden[part].float())
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None,
-            None,
-            None,
-        )
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None
 
 
 def _grad_logits(

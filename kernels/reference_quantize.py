@@ -46,7 +46,8 @@ its dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -54,10 +55,10 @@ from torch import Tensor
 from kernels.formats import (
     E2M1_MAX,
     E4M3_MAX,
-    NORMAL_FLOAT,
     Format,
     QuantizedWeight,
     byte_table,
+    codebook,
     e8m0_table,
     format_named,
     pack_codes,
@@ -234,6 +235,21 @@ def encode_scale_of(amax: Tensor, recipe: str, global_scale: Tensor | None = Non
     return torch.where(torch.isfinite(g), g, torch.ones_like(g))
 
 
+def _packed_codes(
+    weight: Tensor, spec: Format, steps: Tensor, nearest: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Return packed codes, (N, K / 2), by the code `nearest` to each element and its block's step.
+
+    `nearest` takes blocks, (rows, K / block, block), and their steps, (rows, K / block, 1).
+    """
+    N, K = weight.shape
+    codes = torch.empty(N, K // 2, dtype=torch.uint8, device=weight.device)
+    for rows, chunk in _chunks(weight):
+        blocks = chunk.view(len(chunk), -1, spec.block)
+        codes[rows] = pack_codes(nearest(blocks, steps[rows].unsqueeze(-1)).view(chunk.shape))
+    return codes
+
+
 def _quantize_nvfp4(
     weight: Tensor, spec: Format, block_amax: Tensor, global_scale: Tensor | None, recipe: str
 ) -> QuantizedWeight:
@@ -243,20 +259,15 @@ def _quantize_nvfp4(
     scales = (g * sixth).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
     decoded = scales.float()
     decoded = torch.where(decoded == 0, _ZERO_BLOCK_SCALE, decoded)
-    steps = decoded / g
-    codes = torch.empty(weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device=g.device)
-    for rows, chunk in _chunks(weight):
-        # By block: (rows, K / block, block)
-        scaled = chunk.view(len(chunk), -1, spec.block) / steps[rows].unsqueeze(-1)
+
+    def nearest(blocks: Tensor, step: Tensor) -> Tensor:
+        scaled = blocks / step
         # compressed-tensors gives -0.0 the code 0, but a negative that rounds to zero the code 8.
-        codes[rows] = pack_codes(e2m1_codes(scaled, scaled < 0).view(chunk.shape))
-    return QuantizedWeight(
-        format="nvfp4",
-        codes=codes,
-        block_scales=decoded.to(torch.float8_e4m3fn),
-        global_scale=g.reciprocal(),
-        encode_scale=g,
-    )
+        return e2m1_codes(scaled, scaled < 0)
+
+    codes = _packed_codes(weight, spec, decoded / g, nearest)
+    scales = decoded.to(torch.float8_e4m3fn)
+    return QuantizedWeight(format="nvfp4", codes=codes, block_scales=scales, encode_scale=g)
 
 
 def _quantize_mxfp4(weight: Tensor, spec: Format, block_amax: Tensor) -> QuantizedWeight:
@@ -264,13 +275,11 @@ def _quantize_mxfp4(weight: Tensor, spec: Format, block_amax: Tensor) -> Quantiz
     # lie below the smallest scale 2**-127 anyway.
     exponents = ((block_amax.view(torch.int32) >> 23) - 2).clamp(min=0).to(torch.uint8)
     steps = e8m0_table(weight.device)[exponents.int()]
-    codes = torch.empty(
-        weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device=weight.device
-    )
-    for rows, chunk in _chunks(weight):
-        # By block: (rows, K / block, block)
-        scaled = chunk.view(len(chunk), -1, spec.block) / steps[rows].unsqueeze(-1)
-        codes[rows] = pack_codes(e2m1_codes(scaled, torch.signbit(chunk)).view(chunk.shape))
+
+    def nearest(blocks: Tensor, step: Tensor) -> Tensor:
+        return e2m1_codes(blocks / step, torch.signbit(blocks))
+
+    codes = _packed_codes(weight, spec, steps, nearest)
     return QuantizedWeight(format="mxfp4", codes=codes, block_scales=exponents)
 
 
@@ -301,18 +310,20 @@ def e2m1_codes(scaled: Tensor, negative: Tensor) -> Tensor:
     return code.bitwise_or_(negative.view(torch.uint8).view(code.shape) << 3)
 
 
+@lru_cache(maxsize=16)
+def nf4_bounds(device: torch.device) -> Tensor:
+    """Return the bounds between neighbouring NF4 values, (15,), float32."""
+    values = codebook("nf4", device)
+    return (values[:-1] + values[1:]) / 2
+
+
 def _quantize_nf4(weight: Tensor, spec: Format, absmax: Tensor) -> QuantizedWeight:
-    inverse = 1.0 / absmax.clamp(min=1e-38)
-    values = torch.tensor(NORMAL_FLOAT, device=weight.device)
-    bounds = (values[:-1] + values[1:]) / 2
-    codes = torch.empty(
-        weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device=weight.device
-    )
-    for rows, chunk in _chunks(weight):
-        # By block: (rows, K / block, block)
-        scaled = chunk.view(len(chunk), -1, spec.block) * inverse[rows].unsqueeze(-1)
-        nearest = torch.bucketize(scaled, bounds, out_int32=True).to(torch.uint8)
-        codes[rows] = pack_codes(nearest.view(chunk.shape))
+    bounds = nf4_bounds(weight.device)
+
+    def nearest(blocks: Tensor, inverse: Tensor) -> Tensor:
+        return torch.bucketize(blocks * inverse, bounds, out_int32=True).to(torch.uint8)
+
+    codes = _packed_codes(weight, spec, 1.0 / absmax.clamp(min=1e-38), nearest)
     return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax)
 
 

@@ -18,10 +18,10 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 
@@ -31,8 +31,7 @@ from kernels.cuda.hopper import Choice
 FOLDER = Path(__file__).parent / "tuned"
 FALLBACK = "nvidia-h200"
 PARTS = ("entries", "adapted", "in_steps")
-_Value = TypeVar("_Value")
-Table = dict[tuple[int, int], dict[int, _Value]]
+Entry = dict[str, Any]
 
 
 def device_slug(name: str) -> str:
@@ -67,7 +66,7 @@ def write(table: Mapping[str, Any], out: Path) -> None:
     os.replace(fresh, out)
 
 
-def _made(kind: type[Any], entry: dict[str, Any]) -> Any:
+def _made(kind: type[Any], entry: Entry) -> Any:
     fields = {f.name for f in dataclasses.fields(kind)}
     return kind(**{key: value for key, value in entry.items() if key in fields})
 
@@ -75,40 +74,25 @@ def _made(kind: type[Any], entry: dict[str, Any]) -> Any:
 Way = tuple[Choice, Joining]
 
 
-def _way(entry: dict[str, Any]) -> Way:
+def way_of(entry: Entry) -> Way:
+    """Return the choice and the joining of an entry of a layer with an adapter."""
     return _made(Choice, {"path": "narrow"} | entry), _made(Joining, entry)
 
 
-def _part(device: int, part: str, made: Callable[[dict[str, Any]], _Value]) -> Table[_Value]:
-    """Return {(N, K): {M: made(entry)}} for a part of a device's table."""
-    choices: Table[_Value] = {}
+@lru_cache(maxsize=24)
+def part_of(device: int, part: str) -> dict[tuple[int, int], dict[int, Entry]]:
+    """Return {(N, K): {M: entry}} for a part of a CUDA device's table."""
+    known: dict[tuple[int, int], dict[int, Entry]] = {}
     for entry in stored_table(device).get(part, ()):
-        choices.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = made(entry)
-    return choices
+        known.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = entry
+    return known
 
 
-@lru_cache(maxsize=8)
-def table(device: int) -> Table[Choice]:
-    """Return {(N, K): {M: choice}} for a CUDA device."""
-    return _part(device, "entries", lambda entry: cast(Choice, _made(Choice, entry)))
-
-
-@lru_cache(maxsize=8)
-def adapted_table(device: int) -> Table[Way]:
-    """Return {(N, K): {M: (choice, joining)}} for few rows and an adapter in the same launch."""
-    return _part(device, "adapted", _way)
-
-
-@lru_cache(maxsize=8)
-def step_table(device: int) -> Table[tuple[int, Way]]:
-    """Return {(N, K): {M: (largest rank, way)}} as chosen by the time of whole decode steps."""
-    return _part(device, "in_steps", lambda entry: (entry["rank"], _way(entry)))
-
-
-def _nearest(known: Table[_Value], N: int, K: int, M: int) -> _Value:
+def _nearest(device: int, part: str, N: int, K: int, M: int) -> Entry:
     def distance(shape: tuple[int, int]) -> float:
         return abs(math.log(shape[0] / N)) + abs(math.log(shape[1] / K))
 
+    known = part_of(device, part)
     by_rows = known[min(known, key=distance)]
     at_least = [rows for rows in by_rows if rows >= M]
     return by_rows[min(at_least)] if at_least else by_rows[max(by_rows)]
@@ -120,19 +104,19 @@ def choose_adapted(device: int, N: int, K: int, M: int, rank: int, steps: bool =
 
     With `steps`, a choice by the time of whole decode steps, which ran NVFP4, comes first.
     """
-    in_steps = step_table(device).get((N, K), {}) if steps else {}
+    in_steps = part_of(device, "in_steps").get((N, K), {}) if steps else {}
     at_least = [rows for rows in in_steps if rows >= M]
     if at_least:
-        largest, way = in_steps[min(at_least)]
-        if rank <= largest:
-            return way
-    return _nearest(adapted_table(device), N, K, M)
+        entry = in_steps[min(at_least)]
+        if rank <= entry["rank"]:
+            return way_of(entry)
+    return way_of(_nearest(device, "adapted", N, K, M))
 
 
 @lru_cache(maxsize=4096)
 def choose(device: int, N: int, K: int, M: int) -> Choice:
     """Return the choice for y (M, N) = x (M, K) W^T."""
-    choice = _nearest(table(device), N, K, M)
+    choice: Choice = _made(Choice, _nearest(device, "entries", N, K, M))
     if choice.path == "narrow" and M > 32:
         raise ValueError(f"the tuned table gives the narrow kernel for {M} rows; it takes 32")
     return choice

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from kernels.cuda import driver
-from kernels.formats import NORMAL_FLOAT
+from kernels.formats import codebook
 from kernels.packing import (
     FORMAT_NUMBERS,
     PACK_BYTES,
@@ -278,11 +278,6 @@ def _rounded(floats: int) -> int:
     return 1 << max(22, (floats - 1).bit_length())
 
 
-@lru_cache(maxsize=8)
-def _normal_float(device: int) -> Tensor:
-    return torch.tensor(NORMAL_FLOAT, dtype=torch.float32, device=f"cuda:{device}")
-
-
 def dequantize_packs(
     weight: PackedWeight, out: Tensor | None = None, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
@@ -312,6 +307,6 @@ def dequantize_packs(
     kernel.launch(
         (-(-tiles * packs // 8), 1),
         256,
-        [weight.packs, scale, _normal_float(device), out, N, K, packs, tiles],
+        [weight.packs, scale, codebook("nf4", weight.device), out, N, K, packs, tiles],
     )
     return out

@@ -12,14 +12,12 @@ specification, bit for bit.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.formats import FORMATS, QuantizedWeight
+from kernels.formats import QuantizedWeight, codebook
 from kernels.triton import FUSED
 
 _BYTES = 1024
@@ -59,16 +57,6 @@ def _dequantize_kernel(
     tl.store(target, both.to(out.dtype.element_ty), mask=valid[:, None])
 
 
-@lru_cache(maxsize=16)
-def codebook_of(format: str, device: torch.device) -> Tensor:
-    """Return the values of a format's sixteen codes, (16,), float32."""
-    values = torch.tensor(FORMATS[format].values, dtype=torch.float32)
-    if format != "nf4":
-        # Negative zero is a code of its own.
-        values[8] = -0.0
-    return values.to(device)
-
-
 def dequantize(
     weight: QuantizedWeight, dtype: torch.dtype = torch.float32, out: Tensor | None = None
 ) -> Tensor:
@@ -86,7 +74,7 @@ def dequantize(
     total = N * K // 2
     _dequantize_kernel[(triton.cdiv(total, _BYTES),)](
         weight.codes.contiguous(), scales.contiguous(), weight.encode_scale,
-        codebook_of(weight.format, weight.device), out, total, weight.block // 2, kind, _BYTES,
+        codebook(weight.format, weight.device), out, total, weight.block // 2, kind, _BYTES,
         num_warps=4, **FUSED,
     )  # fmt: skip
     return out

@@ -156,13 +156,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_weight += float32_product(grad.t(), hidden[part])
             # Before the next chunk's logits are allocated, or both are held.
             del grad
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None,
-            None,
-            None,
-        )
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None
 
 
 def token_logprobs(

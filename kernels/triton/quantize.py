@@ -24,15 +24,13 @@ so magnitudes are cut to 8 first (6 is the largest code).
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.formats import NORMAL_FLOAT, QuantizedWeight, format_named, require_options
-from kernels.reference_quantize import check_weight, encode_scale_of
+from kernels.formats import QuantizedWeight, format_named, require_options
+from kernels.reference_quantize import check_weight, encode_scale_of, nf4_bounds
 from kernels.triton import FUSED
 
 _ELEMENTS = 4096
@@ -280,7 +278,7 @@ def quantize_blocks(
     codes = torch.empty(N, K // 2, dtype=torch.uint8, device=weight.device)
     dtype = torch.float32 if kind == 2 else torch.uint8
     scales = torch.empty(N, K // spec.block, dtype=dtype, device=weight.device)
-    bounds = _bounds(weight.device) if kind == 2 else None
+    bounds = nf4_bounds(weight.device) if kind == 2 else None
     blocks = N * K // spec.block
     rows = _ELEMENTS // spec.block
     pairs = weight.dtype == torch.bfloat16
@@ -298,12 +296,6 @@ def quantize_blocks(
     return codes, scales
 
 
-@lru_cache(maxsize=16)
-def _bounds(device: torch.device) -> Tensor:
-    values = torch.tensor(NORMAL_FLOAT, device=device)
-    return (values[:-1] + values[1:]) / 2
-
-
 def quantize(
     weight: Tensor,
     format: str,
@@ -315,7 +307,8 @@ def quantize(
 
     `kernels.reference.quantize` is the specification: arguments, result and errors are the same.
     """
-    check_weight(weight, format_named(format))
+    spec = format_named(format)
+    check_weight(weight, spec)
     require_options(format, has_global_scale=global_scale is not None, recipe=recipe)
     weight = weight.detach().contiguous()
     least, most = torch.aminmax(weight)
@@ -326,13 +319,5 @@ def quantize(
     if format == "nvfp4":
         encode = encode_scale_of(amax, recipe, global_scale)
     codes, scales = quantize_blocks(weight, format, encode, recipe)
-    if format == "nvfp4":
-        assert encode is not None
-        return QuantizedWeight(
-            format=format,
-            codes=codes,
-            block_scales=scales.view(torch.float8_e4m3fn),
-            global_scale=encode.reciprocal(),
-            encode_scale=encode,
-        )
-    return QuantizedWeight(format=format, codes=codes, block_scales=scales)
+    scales = scales.view(spec.scale_dtype)
+    return QuantizedWeight(format=format, codes=codes, block_scales=scales, encode_scale=encode)

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.reference import check_norm
 from kernels.triton import FUSED
 
 # Rows of partial sums of the gain's gradient; a few waves of a large GPU.
@@ -153,24 +154,11 @@ class _RMSNorm(torch.autograd.Function):
         return grad_x.view(grads[0].shape), grad_gain, None, None
 
 
-def _check(x: Tensor, gain: Tensor, noise: Tensor | None) -> None:
-    if x.shape[-1:] != gain.shape:
-        raise ValueError(
-            f"x's last dimension is {x.shape[-1]} and gain has shape {tuple(gain.shape)}; "
-            "they must agree"
-        )
-    if noise is not None and (noise.shape != gain.shape or noise.dtype != torch.float32):
-        raise ValueError(
-            f"noise is {noise.dtype} of shape {tuple(noise.shape)}; "
-            f"it must be torch.float32 of shape {tuple(gain.shape)}"
-        )
-
-
 def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
     """Normalise (..., H) by the root mean square, with gradients.
 
     `kernels.reference.rms_norm` is the specification.
     """
-    _check(x, gain, noise)
+    check_norm(x, gain, noise)
     normed: Tensor = _RMSNorm.apply(x, gain, eps, noise)
     return normed

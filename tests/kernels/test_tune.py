@@ -29,9 +29,8 @@ def test_an_entry_says_the_way_it_was_made_from():
     for layer_entry in tune.all_entries():
         for choice, joining in layer_entry.ways(H100):
             entry = tune.entry_of(layer_entry, (choice, joining))
-            assert tuning._made(Choice, {"path": "narrow"} | entry) == choice
-            if joining is not None:
-                assert tuning._made(Joining, entry) == joining
+            made = tuning.way_of(entry)
+            assert made == (choice, joining or made[1])
 
 
 SMALL, LARGE = (
@@ -48,7 +47,7 @@ def stored(monkeypatch):
         for rows, warps in ((1, 5), (8, 14))
     ]
     monkeypatch.setattr(tuning, "stored_table", lambda device: table)
-    caches = (tuning.adapted_table, tuning.step_table, tuning.choose_adapted)
+    caches = (tuning.part_of, tuning.choose_adapted)
     for cache in caches:
         cache.cache_clear()
     yield table
@@ -57,12 +56,11 @@ def stored(monkeypatch):
 
 
 def test_choices_by_steps_are_for_their_own_sizes_and_ranks(stored):
+    adapted = {M: tuning.way_of(e) for M, e in tuning.part_of(0, "adapted")[4608, 3584].items()}
     by_step = {rows: tuning.choose_adapted(0, 4608, 3584, rows, 32) for rows in (1, 4, 8, 16)}
-    assert by_step == {
-        1: SMALL, 4: LARGE, 8: LARGE, 16: tuning.adapted_table(0)[4608, 3584][16]
-    }  # fmt: skip
+    assert by_step == {1: SMALL, 4: LARGE, 8: LARGE, 16: adapted[16]}
     assert tuning.choose_adapted(0, 4608, 3584, 1, 16) == SMALL
-    alone = tuning.adapted_table(0)[4608, 3584][1]
+    alone = adapted[1]
     assert alone not in (SMALL, LARGE)
     assert tuning.choose_adapted(0, 4608, 3584, 1, 64) == alone
     assert tuning.choose_adapted(0, 4608, 3584, 1, 32, steps=False) == alone
