@@ -5,11 +5,6 @@ Triton or a GPU; everything runs on either device. Quantisation is in `reference
 logprobs in `reference_logprobs`; all these names are importable from here. The steps of decoding,
 which the engine calls past `dispatch`, are in `reference_step`.
 
-    linear        y = x W^T + b                    W dequantised for the call, never kept
-    rms_norm      y = (gain + noise) * x / sqrt(mean(x^2) + eps)
-    swiglu        y = silu(gate) * up
-    rotary        rotation of pairs (d, d + D/2) by position
-
 Easy to get wrong: `rms_norm` rounds the normalised x to its own type before the gain, as
 transformers does, so that noise of zero changes no bit.
 """
@@ -25,16 +20,9 @@ from torch.nn import functional
 
 from kernels.formats import QuantizedWeight
 from kernels.reference_logprobs import token_logprobs
-from kernels.reference_quantize import (
-    decoded_block_scales,
-    dequantize,
-    quantize,
-    shared_global_scale,
-)
+from kernels.reference_quantize import dequantize, quantize, shared_global_scale
 
 __all__ = [
-    "QuantizedWeight",
-    "decoded_block_scales",
     "dequantize",
     "linear",
     "quantize",

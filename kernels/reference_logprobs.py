@@ -6,7 +6,7 @@ With z_t = W h_t / temperature and p_t = softmax(z_t), for each row t
     entropy_t = -sum_v p_tv log p_tv                        in nats
 
 The logits of a sequence are its largest tensor (T * V float32; 2.5 GB for 4096 tokens of
-Qwen2.5), so rows go in chunks whose logits fit `chunk_bytes`, and backward computes each chunk's
+Qwen2.5), so rows go in chunks of 128 MiB of logits, and backward computes each chunk's
 logits again from hidden states and logsumexp:
 
     d logprob_t / d z_tv = 1[v = id_t] - p_tv
@@ -40,8 +40,6 @@ def token_logprobs(
     lm_head_weight: Tensor,
     token_ids: Tensor,
     temperature: float,
-    *,
-    chunk_bytes: int = _CHUNK_BYTES,
 ) -> tuple[Tensor, Tensor]:
     """Return logprob and entropy of the policy at each row, differentiable.
 
@@ -55,8 +53,6 @@ def token_logprobs(
         The token whose logprob is wanted, in [0, V).
     temperature
         Positive; the sampling temperature.
-    chunk_bytes
-        Bound on the float32 logits held at once.
 
     Returns
     -------
@@ -67,7 +63,7 @@ def token_logprobs(
     Raises `ValueError` when a shape does not fit or the temperature is not positive.
     """
     V = checked_vocabulary(hidden, lm_head_weight, token_ids, temperature)
-    rows = max(1, chunk_bytes // (4 * V))
+    rows = max(1, _CHUNK_BYTES // (4 * V))
     return _apply_logprobs(hidden, lm_head_weight, token_ids, float(temperature), rows)
 
 

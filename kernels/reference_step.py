@@ -4,16 +4,6 @@ The specification of `kernels.triton.decode_step`, `decode_adapter`, `decode_cho
 `prefill_attention`: the same names and signatures, on any device and in any floating type. The
 engine without kernels (`repro.rollout.engine_ops`) computes with these very functions.
 
-    add_norm           r <- r + update;   n = (gain + noise) * r / rms(r)
-    attend_step        head norms, rotation, the write into the cache, attention from one new token
-    rotary_write       rotation of many new tokens and the write into the cache
-    prefill_attention  attention of many new tokens, each to all up to itself
-    project            z = x A^T
-    add_adapter        y <- y + scaling * z B^T, each projection by its own columns of z
-    adapted_swiglu     silu(gate + scaling z1 B1^T) * (up + scaling z2 B2^T)
-    keep_nucleus       the tokens that hold a share of the mass, the others ruled out
-    choose             a token from each row's logits, and the row's state moved on
-
 The cache is an array of blocks of `block_size` positions; row b's position t lies in block
 `block_table[b, t // block_size]` at offset `t % block_size`. Scores, softmax and the weighted sum
 are float32. Query head h reads key head h // (Hq / Hkv).

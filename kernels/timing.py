@@ -2,16 +2,15 @@
 
 The call is captured over several sets of arguments at different addresses, so that together they
 are several times the L2 (60 MB on an H200): a repeated call over one set measures the cache. A
-replay is timed by two events and divided by the calls in it; the median and the quartiles of the
-replays are returned. Replays for 15 ms before them warm up: after an idle spell the clocks rise for
-a while, and kernels that are not bound by memory alone look up to 10 % slower.
+replay is timed by two events and divided by the calls in it. Replays for 15 ms before them warm up:
+after an idle spell the clocks rise for a while, and kernels that are not bound by memory alone look
+up to 10 % slower.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -22,14 +21,6 @@ _WARM_SECONDS = 0.015
 _COPY_BYTES = 2 << 30
 _MATMUL_READINGS = 4
 _REST_SECONDS = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """Microseconds of one call: median and lower quartile over the replays."""
-
-    median: float
-    low: float
 
 
 def copies(nbytes: int) -> int:
@@ -74,38 +65,32 @@ def seconds_of(work: Callable[[], object], device: torch.device | str) -> float:
     return float(begin.elapsed_time(end)) * 1e-3
 
 
-def time_calls(calls: Sequence[Callable[[], object]], replays: int = 9) -> Timing:
-    """Time calls that differ in their addresses only.
+def time_calls(calls: Sequence[Callable[[], object]], replays: int) -> float:
+    """Return the microseconds of a call, the median of a graph's replays.
 
-    Parameters
-    ----------
-    calls
-        Captured one after another in one graph.
-    replays
-        Timed replays of the graph.
+    The calls, captured one after another, differ in their addresses only.
     """
     graph = capture(calls)
     warm_up(graph.replay)
-    return _timing([seconds_of(graph.replay, "cuda") / len(calls) for _ in range(replays)])
+    taken = sorted(seconds_of(graph.replay, "cuda") / len(calls) for _ in range(replays))
+    return 1e6 * taken[replays // 2]
 
 
-def time_eager(call: Callable[[], object], replays: int = 9) -> Timing:
-    """Time one long call by events round it, after two that warm up; for what outlasts a launch."""
+def time_eager(call: Callable[[], object], replays: int = 9, share: float = 0.5) -> float:
+    """Return the microseconds of one call that outlasts a launch, by events round it.
+
+    Two calls warm up; `share` of the replays are faster.
+    """
     for _ in range(2):
         call()
-    return _timing([seconds_of(call, "cuda") for _ in range(replays)])
-
-
-def _timing(seconds: Sequence[float]) -> Timing:
-    taken = sorted(1e6 * value for value in seconds)
-    return Timing(median=taken[len(taken) // 2], low=taken[len(taken) // 4])
+    return 1e6 * sorted(seconds_of(call, "cuda") for _ in range(replays))[int(share * replays)]
 
 
 def copy_rate() -> float:
     """Return bytes per second of a device copy, read and written both counted."""
     source = torch.randint(0, 255, (_COPY_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * _COPY_BYTES / (time_eager(lambda: target.copy_(source)).low * 1e-6)
+    return 2 * _COPY_BYTES / (time_eager(lambda: target.copy_(source), share=0.25) * 1e-6)
 
 
 def matmul_rate() -> float:
@@ -119,5 +104,5 @@ def matmul_rate() -> float:
     for _ in range(_MATMUL_READINGS):
         torch.cuda.synchronize()
         time.sleep(_REST_SECONDS)
-        readings.append(time_eager(lambda: a @ b).low)
+        readings.append(time_eager(lambda: a @ b, share=0.25))
     return 2 * 8192**3 / (min(readings) * 1e-6)

@@ -62,12 +62,11 @@ ENDS = {
 RANK = 32
 ADAPTED_ROWS = (1, 8, 16)
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-# warps, resident, prefetch
-_EIGHT = (
-    (14, 2, False), (10, 3, False), (10, 4, False), (5, 6, False), (8, 4, False), (4, 8, False),
-    (7, 0, True), (5, 0, True),
-)  # fmt: skip
 # warps, row tiles, ahead, resident, prefetch
+_EIGHT = (
+    (14, 1, 0, 2, False), (10, 1, 0, 3, False), (10, 1, 0, 4, False), (5, 1, 0, 6, False),
+    (8, 1, 0, 4, False), (4, 1, 0, 8, False), (7, 1, 0, 0, True), (5, 1, 0, 0, True),
+)  # fmt: skip
 _SIXTEEN = (
     (14, 1, 4, 2, False), (14, 1, 0, 2, False), (8, 1, 4, 0, False), (10, 1, 0, 3, False),
     (14, 2, 0, 0, False), (5, 2, 0, 0, False), (8, 2, 0, 0, False), (4, 2, 0, 0, False),
@@ -155,11 +154,9 @@ def with_adapter(M: int) -> Iterator[tuple[Choice, Joining]]:
     ways: tuple[tuple[Join, int], ...]
     if M <= 8:
         ways = (("staged", 2), ("staged", 4), ("late", 4), ("extra", 4))
-        shapes = [(warps, 1, 0, resident, prefetch) for warps, resident, prefetch in _EIGHT]
     else:
         ways = (("staged", 1), ("staged", 2), ("late", 2))
-        shapes = list(_SIXTEEN)
-    for warps, row_tiles, ahead, resident, prefetch in shapes:
+    for warps, row_tiles, ahead, resident, prefetch in _EIGHT if M <= 8 else _SIXTEEN:
         choice = Choice(
             path="narrow", warps=warps, row_tiles=row_tiles, ahead=ahead, resident=resident,
             prefetch=prefetch,
@@ -294,7 +291,7 @@ def fastest(entry: TableEntry, processors: int, replays: int = 7) -> tuple[Way, 
         layer = _layer(entry.N, entry.K, entry.ends)
         calls = [_call(x, weight, adapter, out, way) for weight, adapter in layer]
         try:
-            times[way] = timing.time_calls(calls, replays).median
+            times[way] = timing.time_calls(calls, replays)
         except (CompileError, RuntimeError) as error:
             sys.stderr.write(f"{way}: {str(error).splitlines()[0]}\n")
     if not times:

@@ -6,9 +6,7 @@ Three ways to y = x W^T, by M (the rows of x):
     wide      wgmma, x in a shared-memory ring, work dealt by packs         more
     dense     the layer dequantised into a scratch and torch's own matmul   where that wins
 
-Which shape of which kernel serves (N, K, M) is a `Choice`, from `kernels/tuned/<device>.json`
-(`kernels.tuning`). Nothing here searches; a shape that is not in the table takes the entry whose
-size is nearest.
+Which shape of which kernel serves (N, K, M) is a `Choice`, found by `kernels.tuning`.
 
 Easy to get wrong: the wide kernel's blocks wait for one another, so a launch must never have more
 blocks than fit on the device at once; its counters must be zero before a launch and are zero

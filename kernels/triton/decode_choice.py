@@ -7,10 +7,9 @@ With temperature alone, three reads of the logits suffice, spread over many prog
        the part in which the cumulative sum passes it
     3. the same program walks that part and takes the first token at which the sum passes
 
-It then writes the token and its logprob to the row's outputs, counts it, and decides whether the
-row ends: at an end token, at its limit, or because its logits are not finite, in which case nothing
-is drawn. Parts are cut by the vocabulary's size alone, so the token does not depend on the batch.
-`kernels.reference_step.choose` is the specification; a filter (top_p) goes before it (`nucleus`).
+It then moves the row on. Parts are cut by the vocabulary's size alone, so the token does not depend
+on the batch. `kernels.reference_step.choose` is the specification; a filter (top_p) goes before it
+(`nucleus`).
 
 Easy to get wrong: a maximum in Triton skips NaN, so NaN is looked for by itself; and the uniform
 number belongs to the row's count, not to the step. The cumulative sum is in float32 and its last

@@ -2,16 +2,8 @@
 
 A step of a small batch is bound by launches, not by bytes: every kernel here does all that lies
 between two products, and under *programmatic dependent launch* (`overlap`) starts while the kernel
-before it drains.
-
-    add_norm      r <- r + update;   n = (gain + noise) * r / rms(r)
-    attend_step   head norms, rotation, the write into the cache, attention over split contexts,
-                  and the join of the splits by whichever program comes last
-    swiglu        silu(gate) * up
-
+before it drains. A long context is split over programs, and the last to arrive joins the splits.
 `kernels.reference_step` is the specification.
-
-A position of -1 marks a row that does not run: it writes nothing and its attention is zero.
 
 Easy to get wrong: under dependent launch only what no kernel of the step writes (gains, tables) may
 be loaded before `gdc_wait`; the new key is not yet in the cache for the other programs of its row,

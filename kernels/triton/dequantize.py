@@ -4,10 +4,7 @@
 
 with scale = E4M3 / encode scale (NVFP4, a correctly rounded division), 2**(e - 127) (MXFP4) or
 absmax (NF4). One program takes a run of packed bytes of a row, writes both values of each byte.
-
-The portable linear layer is this and torch's own product: what writing W costs is a fixed
-number of bytes, so it pays from a few hundred rows on. `kernels.reference.dequantize` is the
-specification, bit for bit.
+`kernels.reference.dequantize` is the specification, bit for bit.
 """
 
 from __future__ import annotations

@@ -33,14 +33,13 @@ from kernels.triton import FUSED
 # Logits held at once, bytes. Backward holds half as much again.
 _CHUNK_BYTES = 640 << 20
 
-
 # Logits of a row that a program reads at once, at most.
 _BLOCK = 4096
 
 
-def chunk_rows(V: int, chunk_bytes: int = _CHUNK_BYTES) -> int:
+def chunk_rows(V: int) -> int:
     """Return the rows of V float32 logits that go at once: whole 1024s, or all that fit."""
-    rows = max(1, chunk_bytes // (4 * V))
+    rows = max(1, _CHUNK_BYTES // (4 * V))
     return rows - rows % 1024 if rows > 1024 else rows
 
 
@@ -166,8 +165,6 @@ def token_logprobs(
     lm_head_weight: Tensor,
     token_ids: Tensor,
     temperature: float,
-    *,
-    chunk_bytes: int = _CHUNK_BYTES,
 ) -> tuple[Tensor, Tensor]:
     """Return logprob and entropy of the policy at each row, (T,) float32, differentiable.
 
@@ -179,5 +176,5 @@ def token_logprobs(
         raise ValueError(
             f"hidden is {hidden.dtype} and lm_head_weight {lm_head_weight.dtype}; they must agree"
         )
-    rows = chunk_rows(V, chunk_bytes)
+    rows = chunk_rows(V)
     return _TokenLogprobs.apply(hidden, lm_head_weight, token_ids, float(temperature), rows)

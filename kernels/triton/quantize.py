@@ -1,20 +1,14 @@
 """Quantise to 4 bits on a GPU, in Triton: bit-equal to the reference, one read and one write.
 
-The scale chain is that of `kernels.reference_quantize`, in the same order of float32 operations:
-
-    NVFP4   s = E4M3(min(g * R(amax / 6), 448)), 0 becomes 0.125; code = E2M1(w / (s / g))
-    MXFP4   e = floor(log2 amax) - 2 (biased, at least 0);        code = E2M1(w / 2**e)
-    NF4     s = amax;                                             code = nearest to w * (1 / s)
-
-R rounds to bfloat16 in the recipe of that name (`BF16` below), else not at all. NVFP4 of bfloat16
-weights takes a way without a division per element, with the same bits. With d = s / g and 1 / d
-kept as a sum h + l, h of 16 bits, the product w h is exact and one multiply-add gives
-RN(w (h + l)), which lies on the same side of every bound of E2M1 as RN(w / d): over all bfloat16 w
-and float32 d, the quotients come no closer to a change of code than 2**-33, but for d one unit
-below a power of two, which is why 2**-34 is added to l. Codes then are three saturating
-multiply-adds, one for each slope of the map from magnitudes to codes.
-`tests/kernels/test_quantize_exact.py` proves the bound by going through all cases. This holds for g
-from 2**-7 to 2**30; other g take the divisions.
+The scale chain is that of `kernels.reference_quantize`, in the same order of float32 operations;
+`BF16` below is the recipe of that name. NVFP4 of bfloat16 weights takes a way without a division
+per element, with the same bits. With d = s / g and 1 / d kept as a sum h + l, h of 16 bits, the
+product w h is exact and one multiply-add gives RN(w (h + l)), which lies on the same side of every
+bound of E2M1 as RN(w / d): over all bfloat16 w and float32 d, the quotients come no closer to a
+change of code than 2**-33, but for d one unit below a power of two, which is why 2**-34 is added to
+l. Codes then are three saturating multiply-adds, one for each slope of the map from magnitudes to
+codes. `tests/kernels/test_quantize_exact.py` proves the bound by going through all cases. This
+holds for g from 2**-7 to 2**30; other g take the divisions.
 
 Easy to get wrong: on a GPU a plain `/` is not correctly rounded, so divisions are `div_rn`;
 rounding to E4M3 is done on the bits, which also holds in Triton's interpreter, whose own

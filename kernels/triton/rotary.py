@@ -1,14 +1,8 @@
 """Rotary embedding and the write into the paged key-value cache, in one launch, in Triton.
 
-A decode step has the fused projection's output, one row per sequence: Hq query heads, then Hkv key
-heads, then Hkv value heads, D elements each. Queries and keys are rotated by their position in
-transformers' half-split layout, for d < D / 2
-
-    out[d]         = x[d]         * cos[d]         - x[d + D/2] * sin[d]
-    out[d + D/2]   = x[d + D/2]   * cos[d + D/2]   + x[d]       * sin[d + D/2]
-
-in float32, rounded once; keys and values go to slot `slots[row]` of the cache, which is block
-`slot // block_size` at offset `slot % block_size`. A negative slot writes nothing (a padding row).
+A program rotates one head of one row in float32, in transformers' half-split layout, and rounds
+once. A row of the fused projection's output has Hq query heads, then Hkv key heads, then Hkv value
+heads, D elements each.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Timed:
 
     def median(self, calls: Calls) -> float:
         """Return the microseconds of a call."""
-        return timing.time_calls(calls, self.replays).median
+        return timing.time_calls(calls, self.replays)
 
     def counted(self, calls: Calls, nbytes: float, flops: float = 0.0) -> float:
         """Return the microseconds of a call, which is added to what was timed in all."""
@@ -326,7 +326,7 @@ def _logprobs(timed: Timed) -> None:
     work()
     torch.cuda.synchronize()
     extra = torch.cuda.max_memory_allocated() - before
-    ours = timing.time_eager(work, timed.replays).median
-    plain = timing.time_eager(lambda: torch.softmax(hidden @ head.t(), -1), timed.replays).median
+    ours = timing.time_eager(work, timed.replays)
+    plain = timing.time_eager(lambda: torch.softmax(hidden @ head.t(), -1), timed.replays)
     timed.note("logprobs_ratio", plain / ours)
     timed.note("logprobs_bytes", float(extra), "bytes", 1)

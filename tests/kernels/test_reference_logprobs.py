@@ -36,11 +36,9 @@ NAMES = ["logprobs", "entropy", "gradient of hidden", "gradient of weight"]
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 @pytest.mark.parametrize("rows", [1, 5, T, 1000])
-def test_values_and_gradients_agree_with_autograd_in_float64(temperature, rows):
-    def chunked(*args):
-        return token_logprobs(*args, chunk_bytes=rows * V * 4)
-
-    ours = _values_and_gradients(chunked, torch.float32, temperature)
+def test_values_and_gradients_agree_with_autograd_in_float64(temperature, rows, monkeypatch):
+    monkeypatch.setattr(reference_logprobs, "_CHUNK_BYTES", rows * V * 4)
+    ours = _values_and_gradients(token_logprobs, torch.float32, temperature)
     plain = _values_and_gradients(exact_head, torch.float32, temperature)
     exact = _values_and_gradients(exact_head, torch.float64, temperature)
     for name, actual, expected, truth in zip(NAMES, ours, plain, exact, strict=True):
@@ -76,7 +74,8 @@ def test_an_output_that_is_not_used_adds_nothing_to_the_gradient():
         assert_within_twice(ours, plain, exact, f"output {used}")
 
 
-def test_no_allocation_exceeds_the_chunk_and_no_logits_are_saved_for_backward():
+def test_no_allocation_exceeds_the_chunk_and_no_logits_are_saved_for_backward(monkeypatch):
+    monkeypatch.setattr(reference_logprobs, "_CHUNK_BYTES", 50 * V * 4)
     largest, saved = 0, 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -95,7 +94,7 @@ def test_no_allocation_exceeds_the_chunk_and_no_logits_are_saved_for_backward():
     hidden, weight, ids = _inputs()
     hidden, ids = hidden.repeat(40, 1).requires_grad_(), ids.repeat(40)
     with Watch(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        logprobs, entropy = token_logprobs(hidden, weight, ids, 0.7, chunk_bytes=50 * V * 4)
+        logprobs, entropy = token_logprobs(hidden, weight, ids, 0.7)
         (logprobs.sum() + entropy.sum()).backward()
     assert largest <= max(50 * V * 4, hidden.nbytes)
     # Beside the arguments three numbers a row.
