@@ -1,14 +1,13 @@
 """Rows of `kernels.ops.OPS` for what the engine calls between the products.
 
-Each reference has its kernel's name and signature (`kernels.reference_step`). Caches hold NaN in
-block 0, which is nobody's: what is read of it must not matter.
+Each reference has its kernel's name and signature (`kernels.reference_step`), and is plain PyTorch
+once `overlap`, the last argument, is left out. Caches hold NaN in block 0, which is nobody's: what
+is read of it must not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -213,17 +212,6 @@ def _nucleus_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) ->
     return logits, torch.tensor(0.7, device=device), 0.8, _overlap(device)
 
 
-def _as_reference(reference: Callable[..., Any], *by_name: str) -> Callable[[Arguments], Dense]:
-    """Return the reference itself as plain PyTorch; the last arguments go by name."""
-
-    def dense(arguments: Arguments) -> Dense:
-        positional = len(arguments) - len(by_name)
-        named = dict(zip(by_name, arguments[positional:], strict=True))
-        return partial(reference, **named), arguments[:positional]
-
-    return dense
-
-
 def _attend_op(name: str, head_norms: bool) -> Op:
     return Op(
         name=name,
@@ -268,7 +256,7 @@ STEP_OPS: tuple[Op, ...] = (
         nbytes=lambda s: 8 * s[0] * s[1],
         flops=lambda s: 6 * s[0] * s[1],
         named=("overlap",),
-        dense=_as_reference(reference_step.add_norm, "overlap"),
+        dense=lambda arguments: (reference_step.add_norm, arguments[:-1]),
     ),
     _attend_op("attend_step", False),
     _attend_op("attend_step_head_norms", True),
@@ -282,7 +270,7 @@ STEP_OPS: tuple[Op, ...] = (
         nbytes=lambda s: 6 * s[0] * s[1],
         flops=lambda s: 5 * s[0] * s[1],
         named=("overlap",),
-        dense=_as_reference(reference_step.swiglu, "overlap"),
+        dense=lambda arguments: (reference_step.swiglu, arguments[:-1]),
     ),
     Op(
         name="project",
@@ -294,7 +282,7 @@ STEP_OPS: tuple[Op, ...] = (
         nbytes=lambda s: 2 * (s[0] * s[1] + s[1] * s[2] + s[0] * s[2]),
         flops=lambda s: 2 * s[0] * s[1] * s[2],
         named=("overlap",),
-        dense=_as_reference(reference_step.project, "overlap"),
+        dense=lambda arguments: (reference_step.project, arguments[:-1]),
     ),
     Op(
         name="add_adapter",
@@ -307,7 +295,7 @@ STEP_OPS: tuple[Op, ...] = (
         flops=lambda s: 2 * s[0] * s[1] * _RANK,
         named=("overlap",),
         written=(0,),
-        dense=_as_reference(reference_step.add_adapter, "overlap"),
+        dense=lambda arguments: (reference_step.add_adapter, arguments[:-1]),
     ),
     Op(
         name="adapted_swiglu",
@@ -319,7 +307,7 @@ STEP_OPS: tuple[Op, ...] = (
         nbytes=lambda s: 6 * s[0] * s[1] + 4 * _RANK * (s[0] + s[1]),
         flops=lambda s: 4 * s[0] * s[1] * _RANK,
         named=("overlap",),
-        dense=_as_reference(reference_step.adapted_swiglu, "overlap"),
+        dense=lambda arguments: (reference_step.adapted_swiglu, arguments[:-1]),
     ),
     Op(
         name="keep_nucleus",

@@ -319,12 +319,13 @@ def choose(logits: Tensor, rows: StepRows, *, greedy: bool, overlap: bool = Fals
     M = len(logits)
     faulty = ~torch.isfinite(logits.amax(dim=-1))  # (M,)
     sound = logits.masked_fill(faulty.unsqueeze(1), 0.0)
-    numbers = uniforms_at(rows.uniforms[:M], rows.counts[:M])
     if greedy:
         advance(sound.argmax(dim=-1), torch.zeros_like(sound[:, 0]), faulty, rows)
         return
     logprobs = torch.log_softmax(sound / rows.temperature, dim=-1)
-    ids = invert(logprobs, numbers)  # (M, 1)
+    # A row that has used all its numbers gets its last one; it draws no more.
+    column = rows.counts[:M].clamp(max=rows.uniforms.shape[1] - 1).long().unsqueeze(1)  # (M, 1)
+    ids = invert(logprobs, rows.uniforms[:M].gather(1, column).squeeze(1))  # (M, 1)
     advance(ids.squeeze(1), logprobs.gather(1, ids).squeeze(1), faulty, rows)  # (M,) each
 
 
@@ -353,15 +354,6 @@ def keep_nucleus(
     outside[..., 0] = False
     removed = torch.zeros_like(outside).scatter_(-1, order, outside)
     logits.masked_fill_(removed, -torch.inf)
-
-
-def uniforms_at(uniforms: Tensor, counts: Tensor) -> Tensor:
-    """Return the uniform number that belongs to each row's count, (M,), of (M, T).
-
-    A row that has used all its numbers gets its last one; it draws no more.
-    """
-    column = counts.clamp(max=uniforms.shape[1] - 1).long().unsqueeze(1)  # (M, 1)
-    return uniforms.gather(1, column).squeeze(1)  # (M,)
 
 
 def advance(ids: Tensor, logprobs: Tensor, faulty: Tensor, rows: StepRows) -> None:

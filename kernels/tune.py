@@ -172,22 +172,17 @@ Build = tuple[tuple[str, ...], dict[str, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEntry:
-    """One entry of the table: y (M, N) = x (M, K) W^T, with (`adapted`) or without an adapter."""
+    """One entry of a part of the table: y (M, N) = x (M, K) W^T, in `adapted` with an adapter."""
 
-    adapted: bool
+    part: str
     M: int
     N: int
     K: int
     ends: tuple[int, ...]
 
-    @property
-    def part(self) -> str:
-        """The part of the table that has the entry."""
-        return "adapted" if self.adapted else "entries"
-
     def ways(self, processors: int) -> Iterator[Way]:
         """Yield the candidates."""
-        if self.adapted:
+        if self.part == "adapted":
             yield from with_adapter(self.M)
         else:
             for choice in alone(self.N, self.K, self.M, processors):
@@ -197,10 +192,10 @@ class TableEntry:
 def all_entries() -> list[TableEntry]:
     """Return the entries of a table, layer by layer."""
     return [
-        TableEntry(adapted=adapted, M=M, N=N, K=K, ends=ENDS.get((block, name), ()))
+        TableEntry(part=part, M=M, N=N, K=K, ends=ENDS.get((block, name), ()))
         for block, layers in LAYERS.items()
         for name, (N, K) in layers.items()
-        for adapted, counts in ((False, ROWS), (True, ADAPTED_ROWS))
+        for part, counts in (("entries", ROWS), ("adapted", ADAPTED_ROWS))
         for M in counts
     ]
 

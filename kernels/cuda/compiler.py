@@ -36,14 +36,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qerl-repro"
 
 
-def source_text(files: tuple[str, ...]) -> str:
-    """Return the named files of this folder as one translation unit, with line markers."""
-    parts = []
-    for name in files:
-        parts.append(f'#line 1 "{name}"\n{(FOLDER / name).read_text(encoding="utf-8")}')
-    return "\n".join(parts)
-
-
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL:
     version = (torch.version.cuda or "").split(".")[0]
@@ -83,7 +75,8 @@ def build(files: tuple[str, ...], macros: Mapping[str, int], architecture: str) 
     architecture
         "sm_90a".
     """
-    text = source_text(files)
+    texts = {name: (FOLDER / name).read_text(encoding="utf-8") for name in files}
+    text = "\n".join(f'#line 1 "{name}"\n{text}' for name, text in texts.items())
     options = [f"--gpu-architecture={architecture}", "--std=c++17"]
     options += [f"-D{name}={value}" for name, value in sorted(macros.items())]
     key = "\n".join([text, *options, repr(version())])

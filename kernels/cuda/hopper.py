@@ -141,10 +141,6 @@ def _processors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _tail(K: int) -> int:
-    return int(K % PACK_COLUMNS != 0)
-
-
 def table(weight: PackedWeight) -> Tensor | None:
     """Return NF4's pairs of values per byte, None for the other formats."""
     return nf4_pairs(weight.device) if weight.format == "nf4" else None
@@ -157,7 +153,7 @@ def narrow_macros(weight: PackedWeight, choice: Choice, M: int) -> dict[str, int
         "WARPS": choice.warps,
         "ROW_TILES": choice.row_tiles,
         "TOKEN_TILES": 1 if M <= 8 else 2 if M <= 16 else 4,
-        "TAIL": _tail(weight.shape[1]),
+        "TAIL": int(weight.shape[1] % PACK_COLUMNS != 0),
         "AHEAD": choice.ahead,
         "PREFETCH": int(choice.prefetch),
         "RESIDENT": choice.resident,
