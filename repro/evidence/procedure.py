@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from repro.evidence.record import Estimate
+from repro.evidence.estimate import Estimate
 from repro.spec.config import RunConfig
 from repro.spec.facts import Facts
 
@@ -38,12 +38,13 @@ class Measured:
     series
         One value per step, None where a step has none.
     facts
-        Facts about what the run did; receipts use them to show that no step was skipped.
+        Facts about what the run did; receipts use them to show that no step was skipped. `sources`
+        are the states of the source that its checkpoints carried.
     inputs
         SHA-256 of the inputs: checkpoint, problems, prompt template.
     """
 
-    metrics: dict[str, Estimate]
+    metrics: dict[str, Estimate] = field(default_factory=dict)
     series: dict[str, list[float | None]] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
     inputs: dict[str, str] = field(default_factory=dict)

@@ -26,7 +26,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -37,6 +37,7 @@ from typing import Any, get_args, get_origin
 from repro.evidence.derived import derive
 from repro.evidence.environment import steady_now
 from repro.evidence.estimate import Estimate as Estimate
+from repro.evidence.procedure import Measured as Measured
 from repro.evidence.provenance import source_at_start, source_states
 from repro.spec.checks import field_types
 from repro.spec.config import RunConfig, digest_of
@@ -185,26 +186,17 @@ class Record:
 
 def record_of(
     run: RunConfig,
+    measured: Measured,
     *,
-    metrics: Mapping[str, Estimate],
-    environment: Mapping[str, Any],
+    environment: dict[str, Any],
     started: datetime,
-    series: Mapping[str, list[float | None]] | None = None,
-    facts: Facts | None = None,
-    inputs: Mapping[str, str] | None = None,
-    outcome: Mapping[str, str] | None = None,
-    sources: Sequence[Mapping[str, Any]] = (),
+    outcome: dict[str, str] | None = None,
 ) -> Record:
-    """Return the record of a run that ends now.
+    """Return the record of a run that ends now, and that started at a time by `steady_now`.
 
-    Parameters
-    ----------
-    started
-        By `steady_now` of this process.
-    sources
-        States of the source from the run's checkpoints; those of this process are added.
+    To the states of the source that its checkpoints carried, those of this process are added.
     """
-    start = source_at_start()
+    start, facts = source_at_start(), Facts(measured.facts)
     return Record(
         target=run.target,
         target_version=run.target_version,
@@ -216,13 +208,13 @@ def record_of(
         digest=run.digest(),
         commit=start["commit"],
         dirty=start["dirty"],
-        sources=source_states(sources),
-        environment=dict(environment),
-        inputs=dict(inputs or {}),
-        metrics=dict(metrics),
-        series={name: list(values) for name, values in (series or {}).items()},
-        facts=facts or Facts(),
-        outcome=dict(outcome or {"status": "ok"}),
+        sources=source_states(facts.pop("sources", ())),
+        environment=environment,
+        inputs=measured.inputs,
+        metrics=measured.metrics,
+        series=measured.series,
+        facts=facts,
+        outcome=outcome or {"status": "ok"},
         started=started.isoformat(timespec="seconds"),
         finished=max(started, steady_now()).isoformat(timespec="seconds"),
     )
@@ -231,13 +223,13 @@ def record_of(
 def failed_record(
     run: RunConfig,
     reason: str,
-    environment: Mapping[str, Any],
+    environment: dict[str, Any],
     started: datetime | None = None,
 ) -> Record:
     """Return the record of a run that failed, with the reason (first line first)."""
     return record_of(
         run,
-        metrics={},
+        Measured(),
         environment=environment,
         started=started or steady_now(),
         outcome={"status": "failed", "reason": reason or "no reason given"},

@@ -27,7 +27,6 @@ from repro.evidence.record import Record, RecordError, config_difference
 from repro.evidence.store import Entry, Source, source_of
 from repro.evidence.verdicts.sizes import Pair
 from repro.run.analysis_plan import Plans, needs_plan
-from repro.run.places import expected_folder
 from repro.run.select import Selection
 from repro.spec.target import plan
 
@@ -139,16 +138,13 @@ class Evidence:
         return f"{self.count} records" + (f" ({changed} of {CHANGED})" if changed else "")
 
 
-def gather(selection: Selection, runs: Path | Source, expected: Path | None = None) -> Evidence:
+def gather(selection: Selection, runs: Path | Source, expected: Path) -> Evidence:
     """Read the records of a selection and refuse those that are not evidence.
 
-    Parameters
-    ----------
-    expected
-        Where earlier analysis plans are kept; the checkout's by default.
+    Earlier analysis plans are kept in `expected`.
     """
     evidence = Evidence(timed=selection.source.timed_repeats > 0)
-    plans = Plans(selection, read_plans(expected or expected_folder(None)))
+    plans = Plans(selection, read_plans(expected))
     failures: dict[tuple[str, str], tuple[Path, str, int]] = {}
     paths: dict[tuple[str, int], Path] = {}
     places = _places(selection, source_of(runs))

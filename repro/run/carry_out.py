@@ -6,22 +6,22 @@ module is imported when it is first needed, so that nothing above pays for torch
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from repro.evidence.environment import capture_environment, steady_now
+from repro.evidence.origins import grouped_by
 from repro.evidence.procedure import Measured, Progress, RunContext
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, record_of
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.checks import require, unknown
 from repro.spec.config import RunConfig
-from repro.spec.facts import Facts
 from repro.spec.tier import Tier, cuda_devices
 
 _PROCEDURES = {
@@ -53,11 +53,11 @@ def launched_ranks() -> int:
 
 def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
     """Return the runs in the groups in which they are carried out, in the order of their first."""
-    groups: dict[str, list[RunConfig]] = {}
-    for run in runs:
-        shared = dataclasses.replace(run, seed=0) if run.procedure in _TOGETHER else run
-        groups.setdefault(shared.digest(), []).append(run)
-    return [tuple(group) for group in groups.values()]
+
+    def shared(run: RunConfig) -> str:
+        return (replace(run, seed=0) if run.procedure in _TOGETHER else run).digest()
+
+    return [tuple(group) for group in grouped_by(runs, shared).values()]
 
 
 def procedure_named(name: str) -> Any:
@@ -108,7 +108,7 @@ def _measure_watched(runs: Sequence[RunConfig], context: RunContext) -> list[Mea
     before = device_state()
     measured = _measure(runs, context)
     device = {"device": between(before, device_state())}
-    return [dataclasses.replace(item, facts=item.facts | device) for item in measured]
+    return [replace(item, facts=item.facts | device) for item in measured]
 
 
 def keep(
@@ -116,24 +116,11 @@ def keep(
     measured: Measured,
     started: datetime,
     runs: Path,
-    environment: Mapping[str, Any],
+    environment: dict[str, Any],
 ) -> Path:
-    """Write the record of `run`'s results into `runs`; return its path.
-
-    To the states of the source that its checkpoints carried, those of this process are added.
-    """
-    facts = Facts(measured.facts)
-    record = record_of(
-        run,
-        metrics=measured.metrics,
-        series=measured.series,
-        sources=facts.pop("sources", ()),
-        facts=facts,
-        inputs=measured.inputs | plan_inputs(run),
-        environment=environment,
-        started=started,
-    )
-    return record.write(runs)
+    """Write the record of `run`'s results into `runs`, with its plans' digests; return its path."""
+    planned = replace(measured, inputs=measured.inputs | plan_inputs(run))
+    return record_of(run, planned, environment=environment, started=started).write(runs)
 
 
 def _measure(runs: Sequence[RunConfig], context: RunContext) -> list[Measured]:

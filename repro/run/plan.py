@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median_low
 
 from repro.evidence.environment import capture_environment, device_of
-from repro.evidence.origins import commits_of
+from repro.evidence.origins import commits_of, grouped_by
 from repro.evidence.record import run_folder, standing_of
 from repro.evidence.store import blessed_records
 from repro.run.data_check import data_lines
@@ -40,7 +40,7 @@ from repro.run.present_card import kernels_line, points_left_out
 from repro.run.priced import Price, blessed_steps, price, shortest_answer
 from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
 from repro.spec.checks import require
-from repro.spec.config import RunConfig, TrainScale
+from repro.spec.config import RunConfig
 from repro.spec.hub import ANSWER_SECONDS, PINNED_BYTES, HubError, endpoint, fetch, hub_cache
 from repro.spec.needs import Needs
 from repro.spec.settings import settings_text
@@ -177,8 +177,7 @@ def _card_lines(tier: Tier, runs: list[RunConfig]) -> list[str]:
 
 def _one_run_lines(runs: list[RunConfig], needs: Needs, ranks: int) -> list[str]:
     """Return sizes of published checkpoints, and what the smallest and largest arm's run takes."""
-    planned = {run.arm.name: run for run in runs if isinstance(run.scale, TrainScale)}
-    every = [run for run in planned.values() if is_published(run.scale)]
+    every = list({run.arm.name: run for run in runs if is_published(run.scale)}.values())
     if not every:
         return []
     unknown = _unknown(every)
@@ -206,8 +205,8 @@ def _one_run_lines(runs: list[RunConfig], needs: Needs, ranks: int) -> list[str]
 
 def _unknown(runs: Iterable[RunConfig]) -> dict[str, str]:
     """Return published checkpoints of runs whose sizes are not known, with their revisions."""
-    scales = [run.scale for run in runs if isinstance(run.scale, TrainScale)]
-    named = {scale.checkpoint: scale.revision for scale in scales if is_published(scale)}
+    scales = [run.scale for run in runs if is_published(run.scale)]
+    named = {scale.checkpoint: scale.revision for scale in scales}
     return {name: rev for name, rev in named.items() if shape_of_checkpoint(name) is None}
 
 
@@ -226,9 +225,7 @@ def _listed(runs: Iterable[RunConfig]) -> dict[str, int]:
 def _arm_lines(
     runs: list[RunConfig], done: set[str], timed: BlessedTimes, prices: dict[str, Price]
 ) -> list[str]:
-    by_arm: dict[tuple[str, str], list[RunConfig]] = {}
-    for run in runs:
-        by_arm.setdefault((run.target, run.arm.name), []).append(run)
+    by_arm = grouped_by(runs, lambda run: (run.target, run.arm.name))
     homes = Counter(arm for _, arm in by_arm)
     lines = []
     for (target, arm), of_arm in by_arm.items():
@@ -255,7 +252,7 @@ def _memory(runs: list[RunConfig], of_one: int, workers: int, ranks: int) -> int
     planned = [
         memory_of(run.arm, run.scale, ranks)[0]
         for run in {run.arm: run for run in runs}.values()
-        if isinstance(run.scale, TrainScale) and is_published(run.scale)
+        if is_published(run.scale)
     ]
     if planned:
         return None if None in planned else max(peak or 0 for peak in planned)

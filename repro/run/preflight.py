@@ -21,10 +21,11 @@ import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from repro.data.load import is_generated, require_declared
 from repro.data.prompts import template_named
+from repro.evidence.origins import grouped_by
 from repro.models.memory_plan import training_memory
 from repro.reward.custom import in_a_copy, load_reward
 from repro.run.data_check import problems_of, reads_of, require_prompts
@@ -68,16 +69,11 @@ def fit_runs(runs: Iterable[RunConfig], why: Requirement) -> tuple[list[RunConfi
 
     Of runs that differ only in their seed one is asked.
     """
-    fit: list[RunConfig] = []
-    arms: dict[str, list[str]] = {}
     why_not = functools.cache(why)
-    for run in runs:
-        reason = why_not(dataclasses.replace(run, seed=0))
-        if reason is None:
-            fit.append(run)
-        else:
-            arms.setdefault(reason, []).append(run.arm.name)
-    return fit, [f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in arms.items()]
+    by_reason = grouped_by(runs, lambda run: why_not(dataclasses.replace(run, seed=0)))
+    fit = by_reason.pop(None, [])
+    arms = {reason: dict.fromkeys(run.arm.name for run in of) for reason, of in by_reason.items()}
+    return fit, [f"{', '.join(names)}: {reason}" for reason, names in arms.items()]
 
 
 def _asked(run: RunConfig, *requirements: Requirement) -> str | None:
@@ -98,8 +94,7 @@ def lacking(run: RunConfig, ranks: int = 1) -> str | None:
     """Return what this machine lacks for a run by so many ranks, or None."""
 
     def memory_refusal(run: RunConfig) -> str | None:
-        trains = isinstance(run.scale, TrainScale) and is_published(run.scale)
-        return memory_of(run.arm, run.scale, ranks)[1] if trains else None
+        return memory_of(run.arm, run.scale, ranks)[1] if is_published(run.scale) else None
 
     return _asked(run, missing_package, _card_refusal, memory_refusal)
 
@@ -161,7 +156,7 @@ def _is_here(scale: TrainScale) -> bool:
 
 def files_refusal(run: RunConfig) -> str | None:
     """Return why a published checkpoint or the prompts do not serve, or None; may fetch them."""
-    if not isinstance(run.scale, TrainScale) or not is_published(run.scale):
+    if not is_published(run.scale):
         return None
     try:
         return _format_refusal(checked_folder(dataclasses.replace(run.scale, seeds=())), run)
@@ -173,18 +168,18 @@ def fetch_files(runs: Iterable[RunConfig]) -> None:
     """Fetch what runs read, the weights last; `ValueError` says what cannot be had or read."""
     from repro.models.checkpoint import resolve
 
-    by_scale: dict[TrainScale, list[RunConfig]] = {}
-    for run in runs:
-        if isinstance(run.scale, TrainScale) and is_published(run.scale):
-            by_scale.setdefault(dataclasses.replace(run.scale, seeds=()), []).append(run)
+    published = [run for run in runs if is_published(run.scale)]
+    by_scale = grouped_by(published, lambda run: dataclasses.replace(run.scale, seeds=()))
     for scale, of_scale in by_scale.items():
         folder = checked_folder(scale)
         if any(_format_refusal(folder, run) is None for run in of_scale):
             resolve(scale.checkpoint, scale.revision)
 
 
-def is_published(scale: TrainScale) -> bool:
-    """Whether a scale loads a checkpoint that this suite did not make."""
+def is_published(scale: Any) -> TypeGuard[TrainScale]:
+    """Whether a scale trains or evaluates a checkpoint that this suite did not make."""
+    if not isinstance(scale, TrainScale):
+        return False
     return is_hub_name(scale.checkpoint) or Path(scale.checkpoint).expanduser().exists()
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -164,7 +164,7 @@ def work(
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     inbox = _Inbox(pipe)
-    while (task := inbox.next_task()) is not None:
+    while (task := inbox.tasks.get()) is not None:
         os.environ |= task.variables
         if is_segmented(task.run):
             os.environ.setdefault(*SEGMENTED)
@@ -180,14 +180,9 @@ class _Inbox:
 
     def __init__(self, pipe: Connection) -> None:
         self.stop = threading.Event()
+        self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._pipe = pipe
-        self._tasks: deque[Task | None] = deque()
-        self._arrived = threading.Semaphore(0)
         threading.Thread(target=self._listen, daemon=True).start()
-
-    def next_task(self) -> Task | None:
-        self._arrived.acquire()
-        return self._tasks.popleft()
 
     def _listen(self) -> None:
         while True:
@@ -198,8 +193,7 @@ class _Inbox:
             if message == "stop":
                 self.stop.set()
                 continue
-            self._tasks.append(message)
-            self._arrived.release()
+            self.tasks.put(message)
             if message is None:
                 return
 

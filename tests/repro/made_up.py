@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from repro.evidence.record import SEAL, Estimate, Record, record_of
+from repro.evidence.record import SEAL, Estimate, Measured, Record, record_of
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.config import RunConfig, TrainScale, derive_seed, digest_of
 from repro.spec.schedule import learning_rate_of_run, sigma_of_stage, stage_of_step
@@ -80,10 +80,7 @@ def honest_record(run: RunConfig) -> Record:
 def _unmeasured(run: RunConfig, start: float, end: float, draw: random.Random) -> Record:
     return record_of(
         run,
-        metrics={},
-        series=_series(run, start, end, draw),
-        facts=_facts(run),
-        inputs=_inputs(run),
+        Measured(series=_series(run, start, end, draw), facts=_facts(run), inputs=_inputs(run)),
         environment={
             "python": "3.11",
             "platform": "made up",

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from unittest import mock
 
-from repro.evidence.record import Estimate, Record, record_of
+from repro.evidence.record import Estimate, Measured, Record, record_of
 from repro.spec.claim import Metric
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
@@ -53,13 +53,9 @@ def step_record(run: RunConfig, change: Change = unchanged) -> Record:
             series[metric.name] = list(values)
         middle = sorted(values)[len(values) // 2]
         metrics[metric.name] = Estimate(value=middle, unit=metric.unit, n=len(values))
-    record = record_of(
-        run,
-        metrics=metrics,
-        series=series,
-        environment={"gpu": [{"name": "NVIDIA H200"}]},
-        started=datetime.now(UTC),
-    )
+    measured = Measured(metrics=metrics, series=series)
+    environment = {"gpu": [{"name": "NVIDIA H200"}]}
+    record = record_of(run, measured, environment=environment, started=datetime.now(UTC))
     return at_commit(record, COMMIT)
 
 

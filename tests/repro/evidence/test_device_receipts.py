@@ -43,7 +43,8 @@ LATER = STATE | {
 def record_with(**facts):
     run = plan(ROLLOUT, Tier.SYSTEMS, 1)[0]
     metrics = {"tokens_per_second_7b_1": Estimate(value=1.0, unit="tokens per second")}
-    return record_of(run, metrics=metrics, facts=facts, environment={}, started=datetime.now(UTC))
+    measured = Measured(metrics=metrics, facts=facts)
+    return record_of(run, measured, environment={}, started=datetime.now(UTC))
 
 
 def between(when="before", **changes):

@@ -14,6 +14,7 @@ from repro.evidence import environment, provenance
 from repro.evidence.environment import capture_environment, device_of, steady_now
 from repro.evidence.record import (
     Estimate,
+    Measured,
     RecordError,
     failed_record,
     find_record,
@@ -73,7 +74,7 @@ def test_a_clock_that_is_set_back_leaves_a_record_that_can_be_read(run, tmp_path
     monkeypatch.setattr("time.time", lambda: 0.0)
     later = started + timedelta(hours=1)
     for place, begun in enumerate((started, later)):
-        record = record_of(run, metrics={}, environment={}, started=begun)
+        record = record_of(run, Measured(), environment={}, started=begun)
         record = dataclasses.replace(record, outcome={"status": "failed", "reason": "none"})
         read = read_record(record.write(tmp_path / str(place)))
         assert read.started <= read.finished

@@ -99,11 +99,11 @@ def test_a_check_does_not_depend_on_where_the_records_come_from(table1_records, 
     (runs / "smoke" / "table1" / "bf16" / "seed-2.json").unlink()
     (run,) = SELECTION.plan([2], ["bf16"])
     failed_record(run, "the device was lost", {}).write(runs)
-    evidence = gather(SELECTION, runs)
+    evidence = gather(SELECTION, runs, expected_folder(None))
     finished = [r for by_seed in evidence.records.values() for r in by_seed.values()]
     stored([*finished, *evidence.failed_records], tmp_path / "expected")
     blessed = Blessed(tmp_path / "expected", "smoke", None)
-    again = gather(SELECTION, blessed)
+    again = gather(SELECTION, blessed, expected_folder(None))
     assert again.records == evidence.records
     assert {arm: list(by) for arm, by in again.records.items()} == {
         arm: list(by) for arm, by in evidence.records.items()

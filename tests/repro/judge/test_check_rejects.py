@@ -82,7 +82,7 @@ def test_an_arm_without_evidence_is_refused(change, words, table1_records, tmp_p
 def test_a_record_that_another_hand_sealed_is_one_refusal(edit, words, smoke_runs, tmp_path):
     runs = shutil.copytree(smoke_runs, tmp_path / "runs")
     resealed(place(runs), edit)
-    evidence = gather(SELECTION, runs)
+    evidence = gather(SELECTION, runs, expected_folder(None))
     assert {path for path, _ in evidence.refused} == {place(runs)}
     assert any(words in why for _, why in evidence.refused), evidence.refused
     assert evidence.count == 3
@@ -180,7 +180,7 @@ def test_arms_of_other_versions_of_a_library_are_compared_with_a_mark(table1_rec
     table1_records(tmp_path, on_arm("nvfp4_lora_aqn", newer))
     (selection,) = select(["table1"], tier="smoke")
     claims = {claim.name: claim for claim in selection.target.claims}
-    evidence = gather(selection, tmp_path)
+    evidence = gather(selection, tmp_path, expected_folder(None))
     marked = {name for name, claim in claims.items() if mixed_versions(claim, evidence)}
     assert marked == {"qerl_beats_lora", "qerl_beats_qlora", "aqn_helps", "qerl_matches_full"}
     assert mixed_versions(claims["aqn_helps"], evidence).endswith("torch 9.9 and None")

@@ -26,7 +26,7 @@ SELECTION = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
 
 def blessed(runs, expected, tier=Tier.SMOKE):
     selection = dataclasses.replace(SELECTION, tier=tier)
-    return bless(selection, gather(SELECTION, runs), expected, runs=runs)
+    return bless(selection, gather(SELECTION, runs, expected), expected, runs=runs)
 
 
 def test_records_are_as_before_beside_themselves_blessed(table1_records, tmp_path, expected):

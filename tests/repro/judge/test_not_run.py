@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from repro.evidence.not_run import reason
-from repro.evidence.record import Estimate, record_of
+from repro.evidence.record import Estimate, Measured, record_of
 from repro.evidence.store import blessed_records
 from repro.judge.blessing import bless
 from repro.judge.check import check_selection
@@ -38,7 +38,8 @@ def made_up(run):
     if bf16:
         del metrics["tokens_per_second_32b_256"]
     facts = {"not_run": {"32b_256": SAID} if bf16 else {}, "timed_retries": {}}
-    record = record_of(run, metrics=metrics, facts=facts, environment={}, started=datetime.now(UTC))
+    measured = Measured(metrics=metrics, facts=facts)
+    record = record_of(run, measured, environment={}, started=datetime.now(UTC))
     return on_device(at_commit(record), "NVIDIA H200")
 
 
@@ -93,8 +94,7 @@ def test_a_reason_is_found_for_the_metrics_of_its_part_alone(records, metric, sa
 def test_measured_steps_that_ran_out_of_memory_say_so_for_their_point():
     run = plan(TABLE3, Tier.SYSTEMS)[0]
     lines = ["7b_b2 bf16: the weights alone do not fit", "7b_b2 nvfp4: does not fit with [2] rows"]
-    record = record_of(
-        run, metrics={}, facts={"out_of_memory": lines}, environment={}, started=datetime.now(UTC)
-    )
+    measured = Measured(facts={"out_of_memory": lines})
+    record = record_of(run, measured, environment={}, started=datetime.now(UTC))
     assert reason(record, "step_seconds_7b_b2") == "; ".join(lines)
     assert reason(record, "step_seconds_7b_b8") is None

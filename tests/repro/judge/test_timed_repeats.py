@@ -67,7 +67,7 @@ def test_a_bar_must_hold_in_every_repeat(own, status, inside, tmp_path):
 
 
 def blessed(runs, expected):
-    return bless(SELECTION, gather(SELECTION, runs), expected, runs=runs)[0]
+    return bless(SELECTION, gather(SELECTION, runs, expected), expected, runs=runs)[0]
 
 
 def test_a_timed_target_is_blessed_on_its_declared_repeats_of_one_seed(tmp_path, expected):

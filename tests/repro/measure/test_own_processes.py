@@ -25,7 +25,7 @@ FAKE = """
 import json, os
 from datetime import UTC, datetime
 from repro.evidence.procedure import Stopped
-from repro.evidence.record import Estimate, record_of
+from repro.evidence.record import Estimate, Measured, record_of
 
 LEFT = []
 
@@ -44,7 +44,8 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
         raise Stopped
     for run in runs:
         metrics = {"tokens_per_second_7b_64": Estimate(value=rate, unit="tokens per second")}
-        record_of(run, metrics=metrics, environment={}, started=datetime.now(UTC)).write(records)
+        measured = Measured(metrics=metrics)
+        record_of(run, measured, environment={}, started=datetime.now(UTC)).write(records)
 """
 FIRST, SECOND = (arm.name for arm in ROLLOUT.arms)
 

@@ -54,7 +54,7 @@ def test_claims_and_seeds_are_part_of_a_plan():
 
 def test_check_refuses_records_of_another_plan_or_of_none(tmp_path):
     write("study_schedules", tmp_path)
-    evidence = gather(selected("study_schedules"), tmp_path)
+    evidence = gather(selected("study_schedules"), tmp_path, expected_folder(None))
     assert evidence.count == 20
     assert not evidence.refused
     (run,) = selected("study_schedules").plan([5], ["aqn_linear"])
@@ -75,7 +75,7 @@ def test_check_refuses_records_of_another_plan_or_of_none(tmp_path):
 def test_check_refuses_seeds_that_were_not_planned(tmp_path):
     for run in selected("study_schedules").plan([5, 77], ["aqn_linear"]):
         planned_record(run).write(tmp_path)
-    evidence = gather(selected("study_schedules"), tmp_path)
+    evidence = gather(selected("study_schedules"), tmp_path, expected_folder(None))
     assert "seed 77" in evidence.refused[0][1]
 
 
@@ -171,7 +171,9 @@ def test_today_s_code_judges_as_that_of_every_kept_plan_did():
 
 def test_shared_runs_count_for_each_target_that_names_them(tmp_path):
     write("study_schedules", tmp_path)
-    assert gather(selected("study"), tmp_path).records.keys() == {"nvfp4_lora_aqn"}
+    assert gather(selected("study"), tmp_path, expected_folder(None)).records.keys() == {
+        "nvfp4_lora_aqn"
+    }
     # What was blessed is no expectation of made-up records.
     checked = check_selection(selected("study_schedules"), tmp_path, tmp_path / "nothing blessed")
     assert checked.sound
@@ -182,7 +184,7 @@ def test_shared_runs_count_for_each_target_that_names_them(tmp_path):
 
 def test_a_figure_asks_its_own_arms_of_a_table_and_no_others(tmp_path):
     write("study", tmp_path, seeds=1)
-    evidence = gather(selected("study_rewards"), tmp_path)
+    evidence = gather(selected("study_rewards"), tmp_path, expected_folder(None))
     assert not evidence.refused
     assert evidence.records.keys() == {arm.name for arm in find("study_rewards").arms}
 

@@ -22,7 +22,7 @@ FAKE = """
 import json, os, sys
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from repro.evidence.record import failed_record, find_record, record_of
+from repro.evidence.record import Measured, failed_record, find_record, record_of
 
 def lost():
     raise RuntimeError("an illegal memory access was encountered")
@@ -54,7 +54,7 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
         if (records / f"fail-{name}").exists():
             failed_record(run, "the gradient norm is nan", {}, now).write(records)
             continue
-        record_of(run, metrics={}, environment={}, started=now).write(records)
+        record_of(run, Measured(), environment={}, started=now).write(records)
 """
 
 

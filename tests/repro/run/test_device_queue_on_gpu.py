@@ -25,7 +25,7 @@ SPOILING = """
 import os
 from datetime import UTC, datetime
 import torch
-from repro.evidence.record import record_of
+from repro.evidence.record import Measured, record_of
 
 def carry_out(runs, folder, records, progress, should_stop, threads):
     spoilt = records / "spoilt"
@@ -34,7 +34,7 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
         torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")].sum().item()
     assert torch.ones(8, device="cuda").sum().item() == 8
     for run in runs:
-        record_of(run, metrics={}, environment={}, started=datetime.now(UTC)).write(records)
+        record_of(run, Measured(), environment={}, started=datetime.now(UTC)).write(records)
 """
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from repro.__main__ import main
 from repro.data.generator import generate_problems
-from repro.evidence.record import find_record, read_record, record_of, record_path
+from repro.evidence.record import Measured, find_record, read_record, record_of, record_path
 from repro.run.execute import execute
 from repro.run.progress import Display
 from repro.run.several_ranks.room import Room
@@ -119,7 +119,7 @@ def test_a_run_that_fails_leaves_its_reason_and_the_rest_go_on(tmp_path):
 def at_once(runs, folder, records, *more):
     """Write a record that says nothing; return its path. Nothing is loaded for it."""
     started = datetime.now(UTC)
-    return [record_of(run, metrics={}, environment={}, started=started).write(records)
+    return [record_of(run, Measured(), environment={}, started=started).write(records)
             for run in runs]  # fmt: skip
 
 
