@@ -87,11 +87,6 @@ class RunCounts:
     failed: int
     left: int
 
-    @property
-    def complete(self) -> bool:
-        """Whether every run of the plan has a record of success."""
-        return self.failed == 0 and self.left == 0
-
 
 def main_run(args: argparse.Namespace, own: Own = None) -> int:
     """Carry out the runs that the command line selects; return the exit status.

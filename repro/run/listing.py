@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
+from repro.evidence.origins import grouped_by
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
@@ -18,9 +19,7 @@ def main_list(args: argparse.Namespace) -> int:
 
 def listing_text(everything: bool) -> str:
     """Return the paper's tables and figures as lines of text, the others named or counted."""
-    groups: dict[str, list[Target]] = {title: [] for title in _GROUPS}
-    for item in TARGETS:
-        groups[_group(item)].append(item)
+    groups = grouped_by(TARGETS, _group)
     named = _GROUPS if everything else _GROUPS[:1]
     width = max(len(item.name) for title in named for item in groups[title])
     lines = []

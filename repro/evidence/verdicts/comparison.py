@@ -130,9 +130,7 @@ def _unpaired(claim: Claim, blocks: Sequence[Sequence[float]]) -> st.Welch | Non
     """Return Welch's comparison where the claim declares it for pairs that correlate so little."""
     if claim.unpaired_below is None:
         return None
-    columns = [
-        [math.log(v) if claim.log else v for v in column] for column in zip(*blocks, strict=True)
-    ]
+    columns = [_on_scale(claim, column) for column in zip(*blocks, strict=True)]
     if min(map(stdev, columns)) == 0 or correlation(*columns) >= claim.unpaired_below:
         return None
     return st.welch(columns, [*claim.contrast.values()], correlation(*columns))
@@ -142,12 +140,18 @@ def contrasts(claim: Claim, blocks: Sequence[Sequence[float]]) -> list[float]:
     """Return the claim's contrast in each block."""
     if claim.dose is not None:
         return [_slope(claim, claim.dose, block) for block in blocks]
-    if claim.log:
-        if any(value <= 0 for block in blocks for value in block):
-            raise ValueError(f"claim {claim.name}: a quotient needs positive values")
-        blocks = [[math.log(value) for value in block] for block in blocks]
     weights = claim.contrast.values()
-    return [sum(w * value for w, value in zip(weights, block, strict=True)) for block in blocks]
+    scaled = [_on_scale(claim, block) for block in blocks]
+    return [sum(w * value for w, value in zip(weights, block, strict=True)) for block in scaled]
+
+
+def _on_scale(claim: Claim, values: Sequence[float]) -> Sequence[float]:
+    """Return values as they are compared: of a quotient their logarithms."""
+    if not claim.log:
+        return values
+    if min(values) <= 0:
+        raise ValueError(f"claim {claim.name}: a quotient needs positive values")
+    return [math.log(value) for value in values]
 
 
 def bound_of(claim: Claim) -> float:
@@ -181,14 +185,10 @@ def _slope(claim: Claim, dose: Dose, block: Sequence[float]) -> float:
 
     count = len(claim.arms)
     heights, *over = (block[at : at + count] for at in range(0, len(block), count))
-    if claim.log:
-        if min(heights) <= 0:
-            raise ValueError(f"claim {claim.name}: a quotient needs positive values")
-        heights = [math.log(height) for height in heights]
     centred = np.array([[value - fmean(column) for value in column] for column in over])
     sizes = np.linalg.norm(centred, axis=1)
     units = centred / np.where(sizes > 0, sizes, 1.0)[:, None]  # the rank is of directions alone
-    slopes, _, rank, _ = lstsq(units.T, heights, cond=_ALIKE)
+    slopes, _, rank, _ = lstsq(units.T, _on_scale(claim, heights), cond=_ALIKE)
     if rank < len(over):
         raise ValueError(
             f"claim {claim.name}: arms {', '.join(claim.arms)} do not differ in "

@@ -164,7 +164,7 @@ def alone(tmp_path_factory):
     def of(run):
         if run.digest() not in made:
             runs = tmp_path_factory.mktemp("alone")
-            assert execute([run], runs, room=Room(), console=quiet()).complete
+            assert execute([run], runs, room=Room(), console=quiet()).finished == 1
             made[run.digest()] = record_path(run, runs)
         return made[run.digest()]
 
@@ -374,7 +374,7 @@ def test_the_queue_starts_a_killed_run_again(alone, tmp_path, monkeypatch, warm_
     runs = tmp_path / "runs"
     room = Room(ranks=2, stall=60)
     outcome = execute([run], runs, room=room, console=quiet(), carry_out=body)
-    assert outcome.complete
+    assert (outcome.failed, outcome.left) == (0, 0)
     assert (runs / "killed").exists()
     require_equal(alone(run), record_path(run, runs))
 
