@@ -152,31 +152,20 @@ def _lines(source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderP
         lines.append(f"  {source}: {test} of {every} problems are held out as its test split")
     for split, problems in splits.items():
         unpayable = _unpayable(problems, pool)
-        lines += [
-            f"  {problem.where}: gold {shown(problem.answer)} can never be paid; its problem is "
-            "dropped"
-            for problem in unpayable[:_NAMED]
-        ]
         if len(unpayable) == len(problems):
             raise DataError(
                 f"{source}: no gold of its {len(problems)} {split} problems can be paid; the first "
                 f"is {shown(problems[0].answer)} ({problems[0].where}), and numbers or formulas "
                 "are needed (docs/grading.md)"
             )
-        wordy = _wordy(problems, pool)
-        lines += [
-            f"  {problem.where}: gold {shown(problem.answer)} is paid for these words alone, and "
-            "its number alone is not; leave the words out"
-            for problem in wordy[:_NAMED]
-        ]
-        lines += [
-            f"  {source}: {len(found)} of {len(problems)} {split} golds {what}"
-            for found, what in (
-                (unpayable, "can never be paid"),
-                (wordy, "are paid for their words alone"),
-            )
-            if len(found) > _NAMED
-        ]
+        words = "is paid for these words alone, and its number alone is not; leave the words out"
+        for found, why, of_all in (
+            (unpayable, "can never be paid; its problem is dropped", "can never be paid"),
+            (_wordy(problems, pool), words, "are paid for their words alone"),
+        ):
+            lines += [f"  {one.where}: gold {shown(one.answer)} {why}" for one in found[:_NAMED]]
+            if len(found) > _NAMED:
+                lines.append(f"  {source}: {len(found)} of {len(problems)} {split} golds {of_all}")
     return lines
 
 
