@@ -165,14 +165,13 @@ def _gpu() -> list[dict[str, str]]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     fields = ("index", "name", "driver_version", "memory.total", "compute_cap", "power.limit")
     try:
-        try:
-            return ask_driver_tool(fields, device=visible)
-        except subprocess.CalledProcessError:
-            if not visible:
-                raise
-            return ask_driver_tool(fields)  # it knows no such name, as of a part of a device
+        return ask_driver_tool(fields, device=visible)
     except FileNotFoundError:
         return []
+    except subprocess.CalledProcessError:
+        if not visible:
+            raise
+        return ask_driver_tool(fields)  # it knows no such name, as of a part of a device
 
 
 def ask_driver_tool(

@@ -198,7 +198,7 @@ class WorkerPool:
         return claimed, elsewhere
 
     def _retire(self, worker: _Worker) -> None:
-        """Let a worker end that has nothing left to do."""
+        """Let a worker end that has nothing left to do, or is dead."""
         worker.process.join(timeout=10)
         worker.process.kill()
         worker.process.join()  # its device memory is free again once it is gone
@@ -225,12 +225,10 @@ class WorkerPool:
         yield event
 
     def _bury(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
-        worker.process.join()
-        code = worker.process.exitcode
-        worker.pipe.close()
-        self._workers.remove(worker)
+        self._retire(worker)
         if worker.task is not None:
-            text = f"the worker process ended by {_ending_of(code)} while it carried out this run"
+            ending = _ending_of(worker.process.exitcode)
+            text = f"the worker process ended by {ending} while it carried out this run"
             yield self._dead(worker.task, text, waiting)
         self._replace(worker, waiting)
 

@@ -203,27 +203,17 @@ def judge_expectation(
 def _expected(expectation: Expectation, verdict: Verdict, values: Mapping[Pair, float]) -> Verdict:
     interval = mean_interval(list(values.values()))
     goal = "" if expectation.goal is None else f"; goal {expectation.goal:g}"
-    if expectation.statistic == "every_seed" or interval.low is None or interval.high is None:
+    low, high = interval.low, interval.high
+    verdict = replace(verdict, effect=interval.value)
+    if expectation.statistic == "every_seed" or low is None or high is None:
         inside = [expectation.holds(value) for value in values.values()]
         status: Status = "reproduced" if all(inside) else "contradicted"
         listed = ", ".join(f"{value:.4g}" for value in values.values())
         sentence = f"{sum(inside)} of {len(inside)} inside: {listed}{goal}"
-        return replace(verdict, status=status, sentence=sentence, effect=interval.value)
-    low, high = expectation.accept
-    outside = (low is not None and interval.high < low) or (
-        high is not None and interval.low > high
-    )
-    inside_whole = expectation.holds(interval.low) and expectation.holds(interval.high)
+        return replace(verdict, status=status, sentence=sentence)
+    least, most = expectation.accept
+    outside = (least is not None and high < least) or (most is not None and low > most)
+    inside_whole = expectation.holds(low) and expectation.holds(high)
     status = "contradicted" if outside else "reproduced" if inside_whole else "inconclusive"
-    sentence = (
-        f"mean {interval.value:.4g}, 95 % interval {interval.low:.4g} to {interval.high:.4g}, "
-        f"n = {interval.n}{goal}"
-    )
-    return replace(
-        verdict,
-        status=status,
-        sentence=sentence,
-        effect=interval.value,
-        low=interval.low,
-        high=interval.high,
-    )
+    sentence = f"mean {interval.value:.4g}, 95 % interval {low:.4g} to {high:.4g}, n = {interval.n}"
+    return replace(verdict, status=status, sentence=f"{sentence}{goal}", low=low, high=high)
