@@ -247,7 +247,7 @@ def outcome_of(
     threads: int,
     progress: Callable[[str, dict[str, float]], None],
     should_stop: Callable[[], bool],
-    carry_out: CarryOut | None,
+    carry_out: CarryOut | None = None,
 ) -> tuple[EventKind, str]:
     """Carry out a task; return the kind and text of the event that ends it."""
     measure = carry_out or recording.carry_out

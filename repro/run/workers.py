@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -40,6 +40,7 @@ class _Worker:
     task: Task | None = None
 
 
+@dataclass(eq=False)
 class WorkerPool:
     """Carries out tasks on `count` processes of `threads` threads each.
 
@@ -63,7 +64,7 @@ class WorkerPool:
     alone : bool
         Whether a worker ends after its task, so that the next one finds nothing left of it.
     claim : callable
-        What of a task may be begun now (`repro.run.shared_work`); None takes all of it.
+        What of a task may be begun now (`repro.run.shared_work`); all of it by default.
     should_stop : callable
         Asked twice a second whether to stop, as by `stop`.
     """
@@ -71,32 +72,19 @@ class WorkerPool:
     # Until what other starts are at is asked for again.
     look_seconds = 0.5
 
-    def __init__(
-        self,
-        count: int,
-        log: Path,
-        threads: int = 1,
-        grace: float = 60.0,
-        *,
-        devices: Sequence[str | None] = (),
-        retries: int = 0,
-        carry_out: CarryOut | None = None,
-        alone: bool = False,
-        claim: Callable[[Task], Reservation] | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        if count < 1:
-            raise ValueError(f"workers is {count}; it must be 1 or more")
-        self._log = log
-        self._count = count
-        self._threads = threads
-        self._grace = grace
-        self._devices = list(devices) or [None]
-        self._retries = retries
-        self._alone = alone
-        self._claim = claim or (lambda task: Reservation(claimed=task))
-        self._should_stop = should_stop
-        self._work = alone, carry_out
+    count: int
+    log: Path
+    threads: int = 1
+    grace: float = 60.0
+    _: KW_ONLY
+    devices: Sequence[str | None] = ()
+    retries: int = 0
+    carry_out: CarryOut | None = None
+    alone: bool = False
+    claim: Callable[[Task], Reservation] = lambda task: Reservation(claimed=task)
+    should_stop: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
         self._workers: list[_Worker] = []
         self._asked_to_stop = False
         self._stopping = False
@@ -109,13 +97,13 @@ class WorkerPool:
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
         """Yield every worker's events until all tasks have finished, failed or stopped."""
-        waiting = deque(tasks)
+        waiting, devices = deque(tasks), self.devices or [None]
         self._workers = [
-            self._start(self._devices[place % len(self._devices)])
-            for place in range(min(self._count, len(waiting)))
+            self._start(devices[place % len(devices)])
+            for place in range(min(self.count, len(waiting)))
         ]
         while self._workers:
-            self._asked_to_stop = self._asked_to_stop or self._should_stop()
+            self._asked_to_stop = self._asked_to_stop or self.should_stop()
             if self._asked_to_stop and not self._stopping:
                 self._stop()
             for worker in list(self._workers):
@@ -148,14 +136,14 @@ class WorkerPool:
         self._workers = []
 
     def _kill_after_grace(self) -> None:
-        time.sleep(self._grace)
+        time.sleep(self.grace)
         for worker in self._workers:
             worker.process.kill()
 
     def _start(self, device: str | None) -> _Worker:
         context = multiprocessing.get_context("spawn")
         pipe, its = context.Pipe()
-        own = its, self._log, self._threads, device, *self._work
+        own = its, self.log, self.threads, device, self.alone, self.carry_out
         process = context.Process(target=work, args=own, name="repro-worker", daemon=False)
         # Blocked signals stay so in the new process, until it ignores them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
@@ -188,7 +176,7 @@ class WorkerPool:
         """
         busy, elsewhere, claimed = [], [], None
         while waiting and claimed is None:
-            reservation = self._claim(waiting.popleft())
+            reservation = self.claim(waiting.popleft())
             if reservation.elsewhere is not None:
                 elsewhere.append(Event(task=reservation.elsewhere, kind="elsewhere"))
             if reservation.busy is not None:
@@ -217,7 +205,7 @@ class WorkerPool:
             self.stop()  # the other runs have the same disk
         if event.last:
             self._retire(worker)
-            if event.kind == "lost" or (event.kind == "failed" and not self._alone):
+            if event.kind == "lost" or (event.kind == "failed" and not self.alone):
                 kind: EventKind = "stopped" if self._stopping else "failed"
                 event = dataclasses.replace(event, kind=kind)
                 event = self._given_back(event, waiting) or event
@@ -242,7 +230,7 @@ class WorkerPool:
     def _given_back(self, failed: Event, waiting: deque[Task]) -> Event | None:
         """Put the task of a lost worker into the queue again and say so, if it has a try left."""
         task = failed.task
-        if self._stopping or task.attempt >= self._retries:
+        if self._stopping or task.attempt >= self.retries:
             return None
         waiting.append(dataclasses.replace(task, attempt=task.attempt + 1))
         return dataclasses.replace(failed, kind="returned", last=False)

@@ -171,9 +171,7 @@ class InPlace(WorkerPool):
                 continue
             self._tell(task.run.digest())
             yield Event(task=task, kind="started")
-            kind, text = outcome_of(
-                task, self._threads, _quietly, lambda: self._asked_to_stop, None
-            )
+            kind, text = outcome_of(task, self.threads, _quietly, lambda: self._asked_to_stop)
             if kind == "lost":
                 yield Event(task=task, kind="stopped", text=text)
                 raise SystemExit(text)
@@ -200,9 +198,7 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
             while (told := ranks.texts(_STOP if asked else "")[0]) in by_digest or told == _WAIT:
                 if told == _WAIT:
                     continue
-                kind, text = outcome_of(
-                    by_digest[told], threads, _quietly, lambda: bool(asked), None
-                )
+                kind, text = outcome_of(by_digest[told], threads, _quietly, lambda: bool(asked))
                 if kind not in ("finished", "stopped"):
                     raise SystemExit(f"rank {ranks.rank}: {text}")
         except PeerLostError as lost:  # between two runs

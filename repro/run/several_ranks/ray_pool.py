@@ -111,10 +111,10 @@ class RayPool(WorkerPool):
             ray.remote(max_retries=0, max_calls=1, **needs)(_carried).remote,
             going=self._going,
             settings={key: text for key, text in os.environ.items() if key.startswith("REPRO_")},
-            threads=self._threads,
-            grace=self._grace,
-            retries=self._retries,
-            carry_out=self._work[1],
+            threads=self.threads,
+            grace=self.grace,
+            retries=self.retries,
+            carry_out=self.carry_out,
         )
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
