@@ -180,15 +180,18 @@ def _slope(claim: Claim, dose: Dose, block: Sequence[float]) -> float:
 
     With given variables it is the partial slope.
     """
-    import numpy as np
     from scipy.linalg import lstsq
 
     count = len(claim.arms)
     heights, *over = (block[at : at + count] for at in range(0, len(block), count))
-    centred = np.array([[value - fmean(column) for value in column] for column in over])
-    sizes = np.linalg.norm(centred, axis=1)
-    units = centred / np.where(sizes > 0, sizes, 1.0)[:, None]  # the rank is of directions alone
-    slopes, _, rank, _ = lstsq(units.T, _on_scale(claim, heights), cond=_ALIKE)
+    units, sizes = [], []  # the rank is of directions alone
+    for column in over:
+        mean = fmean(column)
+        centred = [value - mean for value in column]
+        sizes.append(math.hypot(*centred) or 1.0)
+        units.append([value / sizes[-1] for value in centred])
+    rows = list(zip(*units, strict=True))
+    slopes, _, rank, _ = lstsq(rows, _on_scale(claim, heights), cond=_ALIKE)
     if rank < len(over):
         raise ValueError(
             f"claim {claim.name}: arms {', '.join(claim.arms)} do not differ in "
