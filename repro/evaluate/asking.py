@@ -76,8 +76,7 @@ class Evaluator:
             part = asked[begin : begin + size]
             prompts = [question.prompt for question in part]
             seeds = seeds_of(part, samples=samples, seed=self.seed)
-            batch = self.sampler.sample(prompts, sampling, group_size=samples, seeds=seeds)
-            completions += batch.completions
+            completions += self.sampler.sample(prompts, sampling, group_size=samples, seeds=seeds)
             if self.on_part:
                 self.on_part((begin + len(part)) / len(asked))
         return completions

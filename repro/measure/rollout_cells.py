@@ -67,7 +67,7 @@ def timed(
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     before.record()
-    batch = engine.sample(
+    completions = engine.sample(
         prompts,
         SamplingConfig(max_new_tokens=new_tokens),
         group_size=1,
@@ -75,7 +75,7 @@ def timed(
     )
     after.record()
     torch.cuda.synchronize()
-    drawn = sum(len(completion.token_ids) for completion in batch.completions)
+    drawn = sum(len(completion.token_ids) for completion in completions)
     if drawn != rows * new_tokens:
         raise RuntimeError(f"{drawn} tokens were drawn; the protocol has {rows * new_tokens}")
     return float(before.elapsed_time(after)) * 1e-3

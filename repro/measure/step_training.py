@@ -33,7 +33,7 @@ from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
 from repro.rl.trainer import Training, everything, iterate
 from repro.rl.training_state import TrainState
-from repro.rollout.sampler import Completion, RolloutBatch, Sampler
+from repro.rollout.sampler import Completion, Sampler
 from repro.spec.arm import Arm
 from repro.spec.config import (
     DataConfig,
@@ -219,7 +219,7 @@ class PointSampler:
         *,
         group_size: int,
         seeds: Sequence[int],
-    ) -> RolloutBatch:
+    ) -> list[Completion]:
         """Sample rows; see `Sampler.sample`. The log-probability of a token filled in is 0."""
         lengths = self.point.drawn_lengths(seeds[0])
         most = min(self.point.sampled_tokens or sampling.max_new_tokens, max(lengths))
@@ -227,23 +227,22 @@ class PointSampler:
         limits: dict[str, Any] = {}
         if self.point.lengths == "spread":
             limits["limits"] = [min(length, most) for length in lengths]
-        batch: RolloutBatch = self.inner.sample(
+        completions: list[Completion] = self.inner.sample(
             prompts, brief, group_size=group_size, seeds=seeds, **limits
         )
         if max(lengths) == most:
-            return batch
+            return completions
         generator = torch.Generator().manual_seed(derive_seed(seeds[0], "filling"))
         shape = (len(lengths), max(lengths) - most)
         filling = torch.randint(0, _FILLING_TOKENS, shape, generator=generator).tolist()
-        completions = [
+        return [
             Completion(
                 token_ids=(*completion.token_ids, *more[: max(0, length - most)]),
                 sampled_logprobs=(*completion.sampled_logprobs, *[0.0] * max(0, length - most)),
                 finish_reason="length",
             )
-            for completion, more, length in zip(batch.completions, filling, lengths, strict=True)
+            for completion, more, length in zip(completions, filling, lengths, strict=True)
         ]
-        return dataclasses.replace(batch, completions=completions)
 
 
 class EventClock(Clock):

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -72,11 +71,11 @@ class VllmEngine(VllmSampler):
     def sample(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, **of_rows: Any
     ) -> Any:
-        """Return `completions` of `max_new_tokens` tokens each."""
+        """Return vLLM's own completions, of `max_new_tokens` tokens each."""
         asked = self._parameters(sampling, [None] * len(prompts), logprobs=None)
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self.llm.generate(requests, asked, lora_request=self.adapter, use_tqdm=False)
-        return SimpleNamespace(completions=[output.outputs[0] for output in outputs])
+        return [output.outputs[0] for output in outputs]
 
     close = VllmSampler.__exit__
 

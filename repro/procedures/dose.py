@@ -192,11 +192,11 @@ def _sampled(
         max_new_tokens=limit,
         max_positions=max(map(len, prompts)) + limit,
     )
-    batch = sampler.sample(prompts, sampling, group_size=group, seeds=seeds)
+    completions = sampler.sample(prompts, sampling, group_size=group, seeds=seeds)
     close = getattr(sampler, "close", None)
     if close is not None:
         close()
-    completions, at_once = list(batch.completions), max(1, _ROWS // group)
+    at_once = max(1, _ROWS // group)
     parts = tuple(
         make_rows(
             prompts[first : first + at_once],

@@ -165,7 +165,7 @@ def _sampled_prompts(
     def sample(request: BatchRequest) -> Sequence[Completion]:
         sampler, group = evaluation.evaluator.sampler, run.scale.group_size
         asked = request.prompts, run.rollout
-        return sampler.sample(*asked, group_size=group, seeds=request.seeds).completions
+        return sampler.sample(*asked, group_size=group, seeds=request.seeds)
 
     draws = 0
     for step in range(steps):

@@ -83,13 +83,12 @@ class Learner:
 
     def sample(self, request: BatchRequest) -> Sequence[Completion]:
         """Return completions of the request's prompts, sampled with the run's settings."""
-        batch = self.sampler.sample(
+        return self.sampler.sample(
             request.prompts,
             self.run.rollout,
             group_size=self.run.scale.group_size,
             seeds=request.seeds,
         )
-        return batch.completions
 
     def old_logprobs(self, rollout: Rollout, parts: Sequence[Tensor], state: TrainState) -> Tensor:
         """Return (B, T) log-probabilities of the rows of all steps but the first, no gradient.

@@ -1,7 +1,7 @@
 """The rollout engine: samples with the tensors that are being trained.
 
     engine = Engine(policy, EngineConfig(slots=256, max_positions=4096))
-    batch = engine.sample(prompts, sampling, group_size=8, seeds=seeds)
+    completions = engine.sample(prompts, sampling, group_size=8, seeds=seeds)
 
 There is one set of weights: the packed base, the adapter and the norm gains belong to the policy.
 Call `refresh` after an optimiser step to read the updated adapter in place; noise on the norms is
@@ -41,7 +41,7 @@ from repro.rollout.engine_ops import Operations
 from repro.rollout.forward import Forward
 from repro.rollout.prefill import chunks_of, new_tokens
 from repro.rollout.results import Results, to_host
-from repro.rollout.sampler import RolloutBatch, check_request
+from repro.rollout.sampler import Completion, check_request
 from repro.rollout.scheduler import Admission, Group, Row, Scheduler
 from repro.rollout.state import RowState, Statistics
 from repro.spec.checks import require
@@ -146,12 +146,11 @@ class Engine:
         group_size: int,
         seeds: Sequence[int],
         limits: Sequence[int] | None = None,
-    ) -> RolloutBatch:
-        """Sample `group_size` completions of each prompt; see `Sampler.sample`.
+    ) -> list[Completion]:
+        """See `Sampler.sample`.
 
-        Raises `ValueError` if a prompt is empty, too long or has an unknown token, if counts do not
-        match, or if a row of full length does not fit into the cache; `FloatingPointError` if
-        logits are not finite; names row, token and layer. Nothing is drawn from them.
+        Raises `ValueError` also if a row of full length does not fit into the cache;
+        `FloatingPointError` names row, token and layer, and nothing is drawn from such logits.
 
         Parameters
         ----------
@@ -180,11 +179,7 @@ class Engine:
                 self._give_back_cache()
         self.statistics.generated_tokens = sum(len(c.token_ids) for c in completions)
         self.statistics.preemptions = self._scheduler.preemptions
-        return RolloutBatch(
-            prompt_ids=[tuple(prompt) for prompt in prompts],
-            completions=completions,
-            group_size=group_size,
-        )
+        return completions
 
     def abandon(self) -> None:
         """Free all slots and blocks, also after an error."""

@@ -29,7 +29,7 @@ from repro.models.norms import block_norms, final_norm, wrap_norms
 from repro.models.policy import Policy, trainable_parameters
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, blocks_for, cache_blocks
-from repro.rollout.sampler import RolloutBatch, Sampler
+from repro.rollout.sampler import Completion, Sampler
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.arm import OptimizerName
 
@@ -116,15 +116,15 @@ class CopySampler:
                 read[name].copy_(whole)
         self.engine.refresh()
 
-    def sample(self, *request: Any, **of_rows: Any) -> RolloutBatch:
+    def sample(self, *request: Any, **of_rows: Any) -> list[Completion]:
         """Sample under the copy with the policy's added noise; see `Sampler.sample`."""
         trained, copied = self.policy.decoder, self.copied.decoder
         norms = block_norms(trained) | {"": final_norm(trained)}
         copies = block_norms(copied) | {"": final_norm(copied)}
         for name, norm in norms.items():
             copies[name].noise = norm.noise
-        batch: RolloutBatch = self.engine.sample(*request, **of_rows)
-        return batch
+        completions: list[Completion] = self.engine.sample(*request, **of_rows)
+        return completions
 
 
 class FoldedSampler:
@@ -163,12 +163,12 @@ class FoldedSampler:
         """See `Sampler.refresh`."""
         self.engine.refresh()
 
-    def sample(self, *request: Any, **of_rows: Any) -> RolloutBatch:
+    def sample(self, *request: Any, **of_rows: Any) -> list[Completion]:
         """Fold, sample, and restore the base, also after an error; see `Sampler.sample`."""
         with self._folded():
-            batch: RolloutBatch = self.engine.sample(*request, **of_rows)
+            completions: list[Completion] = self.engine.sample(*request, **of_rows)
         self.rollouts += 1
-        return batch
+        return completions
 
 
 def whole_parameters(policy: Policy, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

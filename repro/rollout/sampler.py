@@ -42,15 +42,6 @@ class Completion:
     finish_reason: FinishReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutBatch:
-    """The result of one rollout: P prompts' token ids, P * G completions, prompt-major, and G."""
-
-    prompt_ids: list[tuple[int, ...]]
-    completions: list[Completion]
-    group_size: int
-
-
 class Sampler(Protocol):
     """A source of completions from a policy."""
 
@@ -61,10 +52,13 @@ class Sampler(Protocol):
         *,
         group_size: int,
         seeds: Sequence[int],
-    ) -> RolloutBatch:
-        """Sample G = `group_size` completions of each of P prompts of token ids.
+    ) -> list[Completion]:
+        """Return G = `group_size` completions of each of P prompts of token ids, prompt-major.
 
         `seeds` are P * G numbers in [0, 2**63), prompt-major.
+
+        Raises `ValueError` for a request that cannot be served (`check_request`);
+        `FloatingPointError` where logits that are not finite are seen.
         """
         ...
 
@@ -126,7 +120,7 @@ class SharedSampler:
         group_size: int,
         seeds: Sequence[int],
         limits: Sequence[int] | None = None,
-    ) -> RolloutBatch:
+    ) -> list[Completion]:
         """See `Sampler.sample`; `limits` are those of an engine that takes one for each row."""
         own = self.ranks.mine([1] * len(prompts))
         rows = [p * group_size + g for p in own for g in range(group_size)]
@@ -140,18 +134,14 @@ class SharedSampler:
                     group_size=group_size,
                     seeds=[seeds[row] for row in rows],
                     **more,
-                ).completions
+                )
         except FloatingPointError as error:
             self.ranks.agree(str(error))  # raises
         self.ranks.agree(None)
         every: dict[int, Completion] = {}
         for part in self.ranks.objects(dict(zip(rows, completions, strict=True))):
             every |= part
-        return RolloutBatch(
-            prompt_ids=[tuple(prompt) for prompt in prompts],
-            completions=[every[row] for row in range(len(prompts) * group_size)],
-            group_size=group_size,
-        )
+        return [every[row] for row in range(len(prompts) * group_size)]
 
 
 def shared(sampler: Sampler, ranks: Ranks) -> Sampler:

@@ -35,7 +35,7 @@ from kernels import dispatch
 from repro.models.policy import Policy, end_token_ids
 from repro.models.policy_weights import LayerWeights, PolicyWeights, policy_weights
 from repro.rollout.draw import draw, uniforms
-from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
+from repro.rollout.sampler import Completion, FinishReason, check_request
 from repro.spec.config import SamplingConfig
 
 # A rollout goes on with the rows that have not ended when those are so much of all.
@@ -297,12 +297,8 @@ class TorchSampler:
         *,
         group_size: int,
         seeds: Sequence[int],
-    ) -> RolloutBatch:
-        """Sample `group_size` completions of each prompt; see `Sampler.sample`.
-
-        Raises `ValueError` when a prompt is empty, too long or holds an unknown token, or counts do
-        not match; `FloatingPointError` when logits are not finite, naming the token and the layer.
-        """
+    ) -> list[Completion]:
+        """See `Sampler.sample`; `FloatingPointError` names the token and the layer."""
         config: Any = self.policy.decoder.config
         most = config.max_position_embeddings
         check_request(self.policy, prompts, sampling, group_size, seeds, most)
@@ -312,11 +308,7 @@ class TorchSampler:
         decoder = Decoder(self._weights, positions, self.end_token_ids)
         with torch.inference_mode(), sdpa_kernel(_WITHOUT_PLANS):
             drawn, steps = self._decode(decoder, prompts, seeds, sampling, group_size)
-        return RolloutBatch(
-            prompt_ids=[tuple(prompt) for prompt in prompts],
-            completions=self._completions(drawn, steps),
-            group_size=group_size,
-        )
+        return self._completions(drawn, steps)
 
     def _decode(
         self,

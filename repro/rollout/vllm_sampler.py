@@ -51,7 +51,7 @@ from repro.models.lora import adapter_layers
 from repro.models.memory_plan import MOST_SLOTS
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy, end_token_ids
-from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
+from repro.rollout.sampler import Completion, FinishReason, check_request
 from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 from repro.spec.hub import user_cache
@@ -150,11 +150,11 @@ class VllmSampler:
         *,
         group_size: int,
         seeds: Sequence[int],
-    ) -> RolloutBatch:
-        """Sample `group_size` completions of each prompt; see `Sampler.sample`.
+    ) -> list[Completion]:
+        """See `Sampler.sample`.
 
-        Raises `ValueError` for a request that cannot be served, or noise that does not reach vLLM's
-        norms; `RuntimeError` when vLLM keeps its prefix cache, or gives a completion up.
+        Raises `ValueError` also for noise that does not reach vLLM's norms; `RuntimeError` when
+        vLLM keeps its prefix cache, or gives a completion up.
         """
         require(
             sampling.temperature == 0 or sampling.temperature >= _LEAST_TEMPERATURE,
@@ -169,23 +169,25 @@ class VllmSampler:
         asked = self._parameters(sampling, seeds)
         outputs = self.llm.generate(requests, asked, lora_request=self.adapter, use_tqdm=False)
         greedy = sampling.temperature == 0
-        batch = RolloutBatch(
-            prompt_ids=[tuple(prompt) for prompt in prompts],
-            completions=[_completion(output.outputs[0], greedy) for output in outputs],
-            group_size=group_size,
-        )
+        completions = [_completion(output.outputs[0], greedy) for output in outputs]
         if not greedy and not sampling.filtered:
-            self._compare(batch, sampling)
-        return batch
+            self._compare(prompts, completions[::group_size], sampling)
+        return completions
 
     @torch.no_grad()
-    def _compare(self, batch: RolloutBatch, sampling: SamplingConfig) -> None:
-        """Note how far a rollout's log-probabilities are from those of the policy as it stands."""
+    def _compare(
+        self,
+        prompts: Sequence[Sequence[int]],
+        firsts: Sequence[Completion],
+        sampling: SamplingConfig,
+    ) -> None:
+        """Note how far log-probabilities are from those of the policy as it stands.
+
+        `firsts` are the first completion of each prompt.
+        """
         off: list[float] = []
         decoder: Any = self.policy.decoder
-        for prompt, completion in zip(
-            batch.prompt_ids[:_COMPARED], batch.completions[:: batch.group_size], strict=False
-        ):
+        for prompt, completion in zip(prompts[:_COMPARED], firsts, strict=False):
             tokens = torch.tensor([*prompt, *completion.token_ids], device=self.policy.device)
             hidden = decoder.model(input_ids=tokens[None, :-1], use_cache=False)[0][0]
             end = hidden[len(prompt) - 1 :], decoder.lm_head.weight, tokens[len(prompt) :]

@@ -1,7 +1,7 @@
 """A policy that writes what it is given, and a run's scale of few problems."""
 
 from repro.data.problem import Problem
-from repro.rollout.sampler import Completion, RolloutBatch
+from repro.rollout.sampler import Completion
 
 
 def problem(text, answer, level=None):
@@ -23,11 +23,7 @@ class Writer:
     def sample(self, prompts, sampling, *, group_size, seeds):
         """Return what the texts have behind the prompts."""
         self.requests.append((prompts, seeds, sampling))
-        return RolloutBatch(
-            prompt_ids=[tuple(prompt) for prompt in prompts],
-            completions=[self._written(p) for p in prompts for _ in range(group_size)],
-            group_size=group_size,
-        )
+        return [self._written(p) for p in prompts for _ in range(group_size)]
 
     def _written(self, prompt):
         question, _, begun = self.tokenizer.decode(list(prompt)).partition("\n")

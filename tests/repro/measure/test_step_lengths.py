@@ -55,7 +55,7 @@ def completion_lengths(monkeypatch):
 
     def sample(self, *args, **settings):
         batch = plain(self, *args, **settings)
-        seen.append([len(completion.token_ids) for completion in batch.completions])
+        seen.append([len(completion.token_ids) for completion in batch])
         return batch
 
     plain = Engine.sample

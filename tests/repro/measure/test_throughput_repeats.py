@@ -100,7 +100,7 @@ def served_elsewhere(policy, point, batches, **options):
 
     def sample(prompts, sampling, **of_rows):
         row = SimpleNamespace(token_ids=[0] * sampling.max_new_tokens)
-        return SimpleNamespace(completions=[row] * len(prompts))
+        return [row] * len(prompts)
 
     receipt = {"version": "9.9", "training": policy.training} | options
     return SimpleNamespace(policy=policy, receipt=receipt, sample=sample, close=lambda: None)

@@ -77,7 +77,7 @@ def rollout_step():
     values = torch.randint(0, 2, (15,), generator=noise).double()
     values[:5] = 1.0  # a group without advantage
     accuracy = values.tolist()
-    growing.add(request, batch.completions, Rewards(
+    growing.add(request, batch, Rewards(
         accuracy=accuracy, format=[0.0] * 15, total=values.tolist(), lenient_accuracy=accuracy,
         statuses=["ok"] * 15))  # fmt: skip
     policy.model.double()

@@ -55,7 +55,7 @@ def body(runs, folder, records, progress, should_stop, threads):
     how = {"group_size": scale.group_size, "seeds": asked.seeds}
     with perturbed(policy, run.arm.noise, seed=run.seed, step=step, total_steps=scale.steps):
         own, both = (
-            each.sample(asked.prompts, scale.rollout, **how).completions
+            each.sample(asked.prompts, scale.rollout, **how)
             for each in (sampler, shared(sampler, ranks))
         )
     paid = [float(row % 2) for row in range(len(both))]

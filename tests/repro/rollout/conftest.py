@@ -86,15 +86,15 @@ def interrupt_after(engine, steps, monkeypatch):
     monkeypatch.setattr(engine, "steps", step)
 
 
-def tokens_of(batch):
-    """Return the completions of a batch."""
-    return [tuple(completion.token_ids) for completion in batch.completions]
+def tokens_of(completions):
+    """Return the tokens of completions."""
+    return [completion.token_ids for completion in completions]
 
 
 def require_alike(actual, expected):
     """Check for the same tokens, and log-probabilities up to rounding."""
     assert tokens_of(actual) == tokens_of(expected)
-    for ours, other in zip(actual.completions, expected.completions, strict=True):
+    for ours, other in zip(actual, expected, strict=True):
         assert ours.sampled_logprobs == pytest.approx(other.sampled_logprobs, abs=2e-4)
 
 

@@ -9,6 +9,7 @@ trainer lies no farther from it than the trainer does, whatever their distance f
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -19,31 +20,37 @@ from repro.models.files.merged_files import merged_tensor
 from repro.models.loading import build_on_meta
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy
-from repro.rollout.sampler import RolloutBatch
+from repro.rollout.sampler import Completion
+
+Prompts = Sequence[Sequence[int]]
 
 
 @torch.no_grad()
-def trainer_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) -> list[Tensor]:
+def trainer_logprobs(
+    policy: Policy, prompts: Prompts, completions: Sequence[Completion], temperature: float
+) -> list[Tensor]:
     """Return the trainer's log-probabilities of each completion's tokens, (T,), float32.
 
     The policy is in the state in which it was sampled from, at this temperature without filters.
     """
     decoder: Any = policy.decoder
     by_row = []
-    for row in range(len(batch.completions)):
-        tokens, prompt = _sequence(batch, row, policy.device)
+    for row, completion in enumerate(completions):
+        prompt = prompts[row * len(prompts) // len(completions)]
+        tokens = torch.tensor([*prompt, *completion.token_ids], device=policy.device)
         hidden = decoder.model(input_ids=tokens[:-1].unsqueeze(0), use_cache=False)[0][0]
-        logprobs, _ = dispatch.token_logprobs(
-            hidden[prompt - 1 :], decoder.lm_head.weight, tokens[prompt:], temperature
-        )
+        end = hidden[len(prompt) - 1 :], decoder.lm_head.weight, tokens[len(prompt) :]
+        logprobs, _ = dispatch.token_logprobs(*end, temperature)
         by_row.append(logprobs)
     return by_row
 
 
-def float32_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) -> list[Tensor]:
+def float32_logprobs(
+    policy: Policy, prompts: Prompts, completions: Sequence[Completion], temperature: float
+) -> list[Tensor]:
     """Return the same in float32 throughout: 4 bytes per parameter and more while it runs."""
     exact = dataclasses.replace(policy, model=_merged(policy))
-    return trainer_logprobs(exact, batch, temperature)
+    return trainer_logprobs(exact, prompts, completions, temperature)
 
 
 @torch.no_grad()
@@ -64,22 +71,17 @@ def _merged(policy: Policy) -> nn.Module:
     return cast(nn.Module, exact)
 
 
-def distances(batch: RolloutBatch, passed: list[Tensor]) -> list[Tensor]:
+def distances(completions: Sequence[Completion], passed: list[Tensor]) -> list[Tensor]:
     """Return how far each completion's sampled log-probabilities lie from a pass's, (T,) nats."""
     return [
         (torch.tensor(c.sampled_logprobs, dtype=torch.float64, device=row.device) - row).abs()
-        for c, row in zip(batch.completions, passed, strict=True)
+        for c, row in zip(completions, passed, strict=True)
     ]
 
 
-def errors(batch: RolloutBatch, trainer: list[Tensor], exact: list[Tensor]) -> tuple[float, float]:
+def errors(
+    completions: Sequence[Completion], trainer: list[Tensor], exact: list[Tensor]
+) -> tuple[float, float]:
     """Return the mean distances of sampler and trainer from a float32 pass, nats."""
-    own = torch.cat(distances(batch, exact)).mean()
+    own = torch.cat(distances(completions, exact)).mean()
     return float(own), float((torch.cat(trainer).double() - torch.cat(exact)).abs().mean())
-
-
-def _sequence(batch: RolloutBatch, row: int, device: torch.device) -> tuple[Tensor, int]:
-    """Return prompt and completion of a row as one (S,) tensor, and the prompt's length."""
-    prompt = batch.prompt_ids[row // batch.group_size]
-    tokens = [*prompt, *batch.completions[row].token_ids]
-    return torch.tensor(tokens, device=device), len(prompt)

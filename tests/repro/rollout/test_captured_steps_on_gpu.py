@@ -53,7 +53,7 @@ def test_noise_is_live_and_leaves_no_bit_behind(policy):
     assert rollout(engine) == before
     assert len(receipt.modules) == len(block_norms(policy.decoder))
     assert receipt.sigma_realised == pytest.approx(receipt.sigma, rel=0.02)
-    pairs = zip(before.completions, under.completions, strict=True)
+    pairs = zip(before, under, strict=True)
     assert all(one != other for one, other in pairs)
     engine.close()
 
@@ -103,8 +103,8 @@ def test_the_engine_is_as_near_to_a_float32_pass_as_the_trainer():
         prompts, SamplingConfig(max_new_tokens=512), group_size=1, seeds=range(4)
     )  # fmt: skip
     engine.close()
-    trainer = trainer_logprobs(policy, batch, 1.0)
-    own, trainers = errors(batch, trainer, float32_logprobs(policy, batch, 1.0))
+    trainer = trainer_logprobs(policy, prompts, batch, 1.0)
+    own, trainers = errors(batch, trainer, float32_logprobs(policy, prompts, batch, 1.0))
     assert own <= 1.1 * trainers
     # Two passes that round differently; what they must not do is drift with the position.
     apart = torch.stack(distances(batch, trainer))  # (4, 512)

@@ -98,11 +98,11 @@ def test_end_tokens_stop_a_row_and_are_part_of_it(make_policy):
     sampling = SamplingConfig(max_new_tokens=64)
     engine = Engine(policy, small())
     free = engine.sample(prompts, sampling, group_size=2, seeds=range(4))
-    end = free.completions[0].token_ids[10]
+    end = free[0].token_ids[10]
     engine.end_token_ids = frozenset({end})
     for completion, unstopped in zip(
-        engine.sample(prompts, sampling, group_size=2, seeds=range(4)).completions,
-        free.completions,
+        engine.sample(prompts, sampling, group_size=2, seeds=range(4)),
+        free,
         strict=True,
     ):
         token_ids = unstopped.token_ids

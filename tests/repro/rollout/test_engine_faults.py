@@ -20,7 +20,7 @@ def require_usable(engine):
     assert engine.pool.free == engine.pool.capacity
     assert bool((engine.state.positions == -1).all())
     batch = engine.sample([[1, 2, 3]], SAMPLING, group_size=2, seeds=[0, 1])
-    assert [len(c.token_ids) for c in batch.completions] == [32, 32]
+    assert [len(c.token_ids) for c in batch] == [32, 32]
     assert engine.pool.free == engine.pool.capacity
 
 

@@ -29,12 +29,12 @@ def tiny(weight_format="nvfp4", **how):
     return policy, [render(problem, "tiny", policy.tokenizer) for problem in problems]
 
 
-def require_drawn(policy, batch, sampling):
+def require_drawn(policy, prompts, completions, sampling):
     """Check that transformers draws the tokens of rows whose seeds are 0, 1 and so on."""
-    numbers = uniforms(range(len(batch.completions)), sampling.max_new_tokens)
+    numbers = uniforms(range(len(completions)), sampling.max_new_tokens)
     ends = end_token_ids(policy)
-    for row, (completion, uniform) in enumerate(zip(batch.completions, numbers, strict=True)):
-        prompt, tokens = batch.prompt_ids[row // batch.group_size], list(completion.token_ids)
+    for row, (completion, uniform) in enumerate(zip(completions, numbers, strict=True)):
+        prompt, tokens = prompts[row * len(prompts) // len(completions)], list(completion.token_ids)
         with torch.no_grad():
             logits = policy.model(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0]
         drawn, logprobs = draw(logits[len(prompt) - 1 :], uniform[: len(tokens)], sampling)
@@ -51,7 +51,7 @@ def test_tokens_of_every_architecture_under_noise_are_those_of_transformers(arch
     policy = random_policy(architecture, "nvfp4")
     with perturbed(policy, NOISE, seed=1, step=2, total_steps=3):
         batch = TorchSampler(policy).sample(PROMPTS, SAMPLED, group_size=3, seeds=range(9))
-        require_drawn(policy, batch, SAMPLED)
+        require_drawn(policy, PROMPTS, batch, SAMPLED)
 
 
 def test_logits_that_are_not_finite_name_the_layer():
@@ -91,11 +91,11 @@ def test_tokens_of_every_format_under_noise_are_those_of_transformers(weight_for
     clean = sampler.sample(prompts, sampling, **asked)
     with perturbed(policy, NOISE, seed=1, step=2, total_steps=3):
         drawn = sampler.sample(prompts, sampling, **asked)
-        require_drawn(policy, drawn, sampling)
+        require_drawn(policy, prompts, drawn, sampling)
     # Noise goes away with its block.
     assert sampler.sample(prompts, sampling, **asked) == clean
     assert clean != drawn or sampling.temperature == 0
-    assert "stop" in [completion.finish_reason for completion in drawn.completions]
+    assert "stop" in [completion.finish_reason for completion in drawn]
 
 
 def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(monkeypatch):
@@ -110,7 +110,7 @@ def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(m
     monkeypatch.setattr(Decoder, "draw", counted)
     hot = SamplingConfig(temperature=1.5, max_new_tokens=60)
     batch = TorchSampler(policy).sample(prompts, hot, group_size=8, seeds=range(24))
-    require_drawn(policy, batch, hot)
+    require_drawn(policy, prompts, batch, hot)
     assert rows == sorted(rows, reverse=True)
     assert rows[-1] < rows[0] == 24
 
@@ -124,5 +124,5 @@ def test_float32_on_a_device_is_float32_on_the_host():
         for policy in (host, device)
     )
     assert tokens_of(on_device) == tokens_of(on_host)
-    for ours, other in zip(on_device.completions, on_host.completions, strict=True):
+    for ours, other in zip(on_device, on_host, strict=True):
         assert ours.sampled_logprobs == pytest.approx(other.sampled_logprobs, abs=1e-3)

@@ -88,9 +88,10 @@ def noise_on(policy):
     return perturbed(policy, NOISE, seed=1, step=5, total_steps=10)
 
 
-def against_trainer(policy, batch):
+def against_trainer(policy, batch, prompts=None):
     """Return the mean exp|d| of a rollout and the trainer's pass over its tokens; 1 is alike."""
-    return float(torch.cat(distances(batch, trainer_logprobs(policy, batch, 1.0))).exp().mean())
+    trainer = trainer_logprobs(policy, prompts or PROMPTS, batch, 1.0)
+    return float(torch.cat(distances(batch, trainer)).exp().mean())
 
 
 @pytest.fixture(scope="module")
@@ -130,18 +131,18 @@ def sample(sampler, sampling, prompts=PROMPTS, group=2):
 
 def written(batch):
     """Return what a batch says without its log-probabilities, which two samplers round apart."""
-    return [(c.token_ids, c.finish_reason) for c in batch.completions]
+    return [(c.token_ids, c.finish_reason) for c in batch]
 
 
 def test_greedy_tokens_are_the_plain_samplers(sampler):
     ours = sample(sampler, GREEDY, group=1)
     assert written(ours) == written(sample(TorchSampler(sampler.policy), GREEDY, group=1))
-    assert {c.finish_reason for c in ours.completions} == {"stop", "length"}
-    assert {c.sampled_logprobs[0] for c in ours.completions} == {0.0}
+    assert {c.finish_reason for c in ours} == {"stop", "length"}
+    assert {c.sampled_logprobs[0] for c in ours} == {0.0}
 
 
 def test_it_stops_at_the_policys_end_tokens_alone(sampler):
-    ended = [c for c in sample(sampler, GREEDY, group=1).completions if c.finish_reason == "stop"]
+    ended = [c for c in sample(sampler, GREEDY, group=1) if c.finish_reason == "stop"]
     assert {c.token_ids[-1] for c in ended} == {1}
     assert any(set(c.token_ids[:-1]) & set(OTHER_ENDS) for c in ended)
 
@@ -169,7 +170,7 @@ def test_an_adapter_is_taken_up_at_the_refresh_and_not_before(sampler):
 
 def test_sampled_logprobs_are_the_trainers(sampler):
     batch = sample(sampler, WARM)
-    apart = torch.cat(distances(batch, trainer_logprobs(sampler.policy, batch, 1.0)))
+    apart = torch.cat(distances(batch, trainer_logprobs(sampler.policy, PROMPTS, batch, 1.0)))
     assert len(apart) > 200
     assert apart.exp().mean() < ROUNDING
     assert apart.max() < 1e-3
@@ -186,8 +187,8 @@ def test_under_filters_they_are_of_what_was_drawn_from(sampler, sampling):
     batch = sample(sampler, sampling)
     decoder = sampler.policy.decoder
     off = []
-    for row, completion in enumerate(batch.completions):
-        prompt = batch.prompt_ids[row // batch.group_size]
+    for row, completion in enumerate(batch):
+        prompt = PROMPTS[row // 2]
         tokens = torch.tensor([[*prompt, *completion.token_ids]])
         with torch.no_grad():
             logits = decoder(input_ids=tokens[:, :-1]).logits[0, len(prompt) - 1 :]
@@ -254,9 +255,8 @@ def test_in_bfloat16_it_is_about_as_exact_as_the_trainer(folder):
     policy = load(TINY_FOLDER, compute_dtype="bfloat16")
     with engine_of(policy, folder) as sampler:
         batch = sample(sampler, WARM)
-        own, trainers = errors(
-            batch, trainer_logprobs(policy, batch, 1.0), float32_logprobs(policy, batch, 1.0)
-        )
+        asked = policy, PROMPTS, batch, 1.0
+        own, trainers = errors(batch, trainer_logprobs(*asked), float32_logprobs(*asked))
         with noise_on(policy) as receipt:
             sample(sampler, WARM)
     # Logits rounded to bfloat16 would make it 1.6.
@@ -292,7 +292,7 @@ def test_other_architectures_agree_too(tmp_path, architecture):
         assert written(sample(sampler, GREEDY, prompts)) == written(sample(plain, GREEDY, prompts))
         with noise_on(policy):
             noisy = sample(sampler, WARM, prompts)
-            assert against_trainer(policy, noisy) < ROUNDING
+            assert against_trainer(policy, noisy, prompts) < ROUNDING
 
 
 @pytest.mark.parametrize("noise", [None, NOISE], ids=["plain", "noisy"])

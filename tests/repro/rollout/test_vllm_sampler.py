@@ -70,7 +70,7 @@ class StandInEngine:
             group_size=1,
             seeds=[parameters.seed for parameters in sampling_params],
         )
-        return [SimpleNamespace(outputs=[self.output(own)]) for own in batch.completions]
+        return [SimpleNamespace(outputs=[self.output(own)]) for own in batch]
 
     def output(self, own):
         """Return a completion as vLLM does."""
