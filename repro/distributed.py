@@ -159,13 +159,6 @@ class Ranks:
         self.add(flag, of="flags")
         return bool(flag)
 
-    def least(self, number: int) -> int:
-        """Return the smallest of all ranks' numbers; all must ask."""
-        value = torch.tensor(number)
-        if self.world > 1:
-            self._exchange("sizes", lambda: dist.all_reduce(value, dist.ReduceOp.MIN))
-        return int(value)
-
     def objects(self, own: Any) -> list[Any]:
         """Return what every rank has, pickled on the way."""
         every = [own] * self.world

@@ -33,6 +33,12 @@ from repro.spec.step_scale import StepArm, StepPoint
 
 _RATIOS = {"speedup": "total", "update_ratio": "update", "rollout_ratio": "rollout"}
 _OVER_EQUAL = {"rollout": "rollout", "update": "update", "step": "total"}
+# Of the metrics of repeats; all others are ratios.
+_UNITS = {
+    "tokens_per_second": "tokens per second",
+    "exchange_share": "share",
+    **{f"{part}_seconds": "seconds" for part in ("step", *PHASES)},
+}
 
 StepTimes = Mapping[str, Any]
 
@@ -149,7 +155,7 @@ def metrics_of(
         clock = "the host's clock" if name.startswith("exchange_share") else "device events"
         metrics[name] = Estimate(
             value=median(values),
-            unit=_unit(name),
+            unit=_UNITS.get(name.removesuffix(f"_{point.name}"), "ratio"),
             low=min(values),
             high=max(values),
             n=len(values),
@@ -200,15 +206,6 @@ def step_line(point: StepPoint, way: str, repeat: StepTimes, facts: PointFacts) 
         text += f" ({share:.0f} % of {rate:.0f} TFLOP/s)"
     rollout, step = f"rollout {repeat['rollout']:.1f} s", f"step {repeat['total']:.1f} s"
     return f"{point.name} {way}: {rollout}, {text}, {step}"
-
-
-def _unit(metric: str) -> str:
-    if metric.startswith("tokens_per_second"):
-        return "tokens per second"
-    if metric.startswith("exchange_share"):
-        return "share"
-    is_ratio = metric.startswith(tuple(_RATIOS)) or "_over_equal_" in metric
-    return "ratio" if is_ratio else "seconds"
 
 
 def summary(own: StepArm, points: Sequence[StepPoint], results: Results) -> Facts:

@@ -48,7 +48,7 @@ from repro.rl.learner import Learner, learner_of
 from repro.rl.loop import Hooks
 from repro.rl.rows import mean_of
 from repro.rl.trainer import train
-from repro.rl.training_state import TrainResult
+from repro.rl.training_state import TrainState
 from repro.rollout.for_policy import CopySampler, sampler_for
 from repro.rollout.sampler import Completion, Sampler
 from repro.rollout.vllm_sampler import VllmSampler
@@ -59,7 +59,7 @@ from repro.spec.facts import Facts
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 
-def train_run(loaded_run: LoadedRun, learner: Learner, hooks: Hooks, folder: Path) -> TrainResult:
+def train_run(loaded_run: LoadedRun, learner: Learner, hooks: Hooks, folder: Path) -> TrainState:
     """Train a run on rewards, resuming from a checkpoint in `folder` if there is one.
 
     Raises `Stopped` if it was stopped before its last step.
@@ -68,10 +68,7 @@ def train_run(loaded_run: LoadedRun, learner: Learner, hooks: Hooks, folder: Pat
     source = PromptSource(loaded_run.problems.train, evaluation.evaluator.tokenizer, loaded_run.run)
     score = _alike_on_ranks(evaluation.score, ranks)
     hooks = dataclasses.replace(hooks, on_fault=partial(keep_batch, folder.parent, ranks))
-    result = train(learner, source, score, hooks, folder=folder, within=ranks.spent)
-    if not result.finished:
-        raise Stopped
-    return result
+    return train(learner, source, score, hooks, folder=folder, within=ranks.spent)
 
 
 def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
@@ -274,7 +271,7 @@ def fitting_update(run: RunConfig, device: torch.device, ranks: Ranks = ALONE) -
     if memory is None:
         return {}
     # With different cards, the smallest one decides for all ranks.
-    room = ranks.least(device_bytes(device))
+    room = min(ranks.objects(device_bytes(device)))
     step = memory.fitting(room)
     return {"micro_tokens": step.micro_tokens, "kept_blocks": step.kept_blocks}
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from repro.evidence.procedure import Stopped
 from repro.rl.clock import WallClock
 from repro.rl.collect import GrowingRollout, Rollout
 from repro.rl.learner import Learner
 from repro.rl.rollout_receipts import Tally, Values, note_accuracy, note_test
-from repro.rl.training_state import TrainResult, TrainState, fresh_state
+from repro.rl.training_state import TrainState, fresh_state
 from repro.spec.config import TrainScale
 
 # Makes some steps and advances the state in place; returns the values of each step.
@@ -46,7 +47,7 @@ class Hooks:
         Takes the number of steps done and the rollout, as far as it came, where no step can be made
         on it; returns what the error is to say of it.
     should_stop
-        Called before each iteration; True writes a checkpoint and returns.
+        Called before each iteration; True writes a checkpoint and raises `Stopped`.
     tally
         Counts of the process besides the steps, saved in each checkpoint and continued from there.
     """
@@ -62,10 +63,11 @@ class Hooks:
 
 def run_steps(
     learner: Learner, iterate: Iterate, hooks: Hooks, *, folder: Path, clock: WallClock
-) -> TrainResult:
+) -> TrainState:
     """Iterate from the last checkpoint in `folder` until the last step, or until asked to stop.
 
-    Raises `ValueError` when a checkpoint belongs to another run.
+    Raises `ValueError` when a checkpoint belongs to another run; `Stopped` when it was asked to
+    stop: the same call goes on from its checkpoint.
 
     Parameters
     ----------
@@ -81,7 +83,7 @@ def run_steps(
         _ask(learner, state, clock, hooks.evaluate, note_accuracy)
     saved = state.step
     clock.leave_out()
-    while state.step < scale.steps and not _reached(state, scale):
+    while not _ended(state, scale):
         if hooks.should_stop is not None and hooks.should_stop():
             break
         began = state.step
@@ -98,15 +100,17 @@ def run_steps(
             saved = state.step
     if state.step != saved or state.step == 0:
         _save(learner, state, hooks, folder)
-    finished = state.step >= scale.steps or _reached(state, scale)
-    return TrainResult(finished=finished, step=state.step, series=state.series, facts=state.facts)
+    if not _ended(state, scale):
+        raise Stopped
+    return state
 
 
-def _reached(state: TrainState, scale: TrainScale) -> bool:
-    """Return whether the last test along the run has the accuracy at which training ends."""
+def _ended(state: TrainState, scale: TrainScale) -> bool:
+    """Return whether all steps are done, or the last test has the accuracy that ends training."""
     until = scale.evaluation.until
     last = state.series.get("test_accuracy_greedy", [])[-1:]
-    return until > 0 and any((accuracy or 0.0) >= until for accuracy in last)
+    reached = until > 0 and any((accuracy or 0.0) >= until for accuracy in last)
+    return reached or state.step >= scale.steps
 
 
 def _load_or_begin(learner: Learner, hooks: Hooks, folder: Path) -> TrainState:

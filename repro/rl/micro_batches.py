@@ -74,15 +74,12 @@ class Plan:
 
     Attributes
     ----------
-    index
-        (b,) rows of the rollout that belong to the step.
     micro_batches
         Rows that take part in the backward pass, each with the step's counts.
     idle
         Rows that give no gradient, in the pieces in which they go forward.
     """
 
-    index: Tensor
     micro_batches: list[tuple[Tensor, StepCounts]]
     idle: list[Tensor]
 
@@ -141,4 +138,4 @@ def plan_step(
         )
         micro_batches += [(piece, counts) for piece in pieces]
     idle = split_by_tokens(rows, index[~gives[index]], micro_tokens, multiple=ranks)
-    return Plan(index=index, micro_batches=micro_batches, idle=idle)
+    return Plan(micro_batches=micro_batches, idle=idle)

@@ -247,11 +247,6 @@ def carry_out(
 _NOTHING = LossResult(loss=torch.zeros(()), sums=torch.zeros(len(SUMS), dtype=torch.float64))
 
 
-def _share(pieces: Sequence[Tensor], sizes: Tensor, ranks: Ranks) -> list[Tensor]:
-    """Return this rank's pieces; ranks have similar numbers of packed tokens."""
-    return [pieces[n] for n in ranks.mine([int(sizes[piece].sum()) for piece in pieces])]
-
-
 def _of_all(output: StepOutput, ranks: Ranks) -> StepOutput:
     """Return a step's output with the results of all ranks, in the plan's order."""
     # Checked here, because rows without advantage contribute no gradient in which it would show.
@@ -344,10 +339,11 @@ def _evaluated(
     policy: Policy, rows: Rows, pieces: Sequence[Tensor], temperature: float, ranks: Ranks
 ) -> list[Passed]:
     """Run the forward passes of this rank's share of pieces without gradient."""
+    sizes = rows.packed_tokens()
+    own = [pieces[n] for n in ranks.mine([int(sizes[piece].sum()) for piece in pieces])]
     with torch.no_grad():
         passed = [
-            (piece, packed_logprobs(policy, rows.select(piece), temperature))
-            for piece in _share(pieces, rows.packed_tokens(), ranks)
+            (piece, packed_logprobs(policy, rows.select(piece), temperature)) for piece in own
         ]
         _pass_beside(policy, rows, temperature, ranks.beside(len(pieces)))
     return passed
@@ -378,9 +374,10 @@ def zero_missing_gradients(parameters: dict[str, nn.Parameter]) -> None:
             parameter.grad = torch.zeros_like(parameter)
 
 
-def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int | None]:
-    """Return the metrics of one optimiser step over its own rows."""
-    index = output.plan.index
+def step_metrics(
+    rollout: Rollout, index: Tensor, output: StepOutput
+) -> dict[str, float | int | None]:
+    """Return the metrics of one optimiser step over its own rows, `index` (b,)."""
     mask, truncated = rollout.rows.mask[index], rollout.rows.truncated[index]
     graded = [rollout.graded[row] for row in index.tolist()]
     each = [result.sums for result in output.results] or [torch.zeros(len(SUMS))]

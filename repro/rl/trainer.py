@@ -49,7 +49,7 @@ from repro.rl.noise import NoiseReceipt
 from repro.rl.rollout_receipts import Values, note_rollout
 from repro.rl.rows import Rows
 from repro.rl.step import StepInputs, step_metrics
-from repro.rl.training_state import TrainResult, TrainState
+from repro.rl.training_state import TrainState
 from repro.spec.config import TrainScale
 
 
@@ -61,13 +61,13 @@ def train(
     *,
     folder: Path,
     within: Mapping[str, float] | None = None,
-) -> TrainResult:
+) -> TrainState:
     """Train a freshly loaded policy in place, or resume from the last checkpoint in `folder`.
 
     `source` yields prompts, `score` rewards completions, and `within` are totals of seconds inside
     phases, shown apart (`WallClock`).
 
-    Raises `ValueError` if the checkpoint belongs to another run.
+    Raises `ValueError` if the checkpoint belongs to another run; `Stopped` if it was asked to stop.
     """
     clock = WallClock(within)
     training = Training(learner=learner, source=source, score=score, hooks=hooks, clock=clock)
@@ -174,9 +174,9 @@ def _update_all(
         t.clock.mark("update")
         moved = learner.step(step)
         t.clock.mark("optimizer")
-        steps.append(step_metrics(rollout, output) | moved)
+        steps.append(step_metrics(rollout, index, output) | moved)
         if number == 0:
-            before[output.plan.index] = output.logprobs[output.plan.index]
+            before[index] = output.logprobs[index]
     return steps, before
 
 

@@ -1,4 +1,4 @@
-"""The state of a run in training, its result, and resumable checkpoints of it.
+"""The state of a run in training, and resumable checkpoints of it.
 
 A checkpoint is a snapshot (`repro.rl.snapshots`: checksums, atomic, the last two kept) with
 `parameters.safetensors` (what is trained, float32), `optimizer.safetensors` (the moments of each
@@ -34,37 +34,19 @@ PARAMETERS = "parameters.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainResult:
-    """The result of a training run.
-
-    Attributes
-    ----------
-    finished
-        False if `should_stop` ended it; the same call resumes from its checkpoint.
-    step
-        Optimiser steps done.
-    series
-        `{name: [one value per step]}`, None where a step has no value; `evaluation_step`,
-        `evaluation_accuracy` and `evaluation_tokens` (sampled so far) have one per evaluation.
-    """
-
-    finished: bool
-    step: int
-    series: dict[str, list[float | int | None]]
-    facts: Facts
-
-
 @dataclass(slots=True, kw_only=True)
 class TrainState:
     """The state of a run besides tensors; grows with every step.
 
     Attributes
     ----------
+    step
+        Optimiser steps done.
     draws
         Batches of prompts drawn; more than rollouts where dynamic sampling refills.
     series
-        `{name: [one value per step]}`.
+        `{name: [one value per step]}`, None where a step has no value; `evaluation_step`,
+        `evaluation_accuracy` and `evaluation_tokens` (sampled so far) have one per evaluation.
     counts
         Counts of the process for the run when the checkpoint was written; see
         `repro.rl.rollout_receipts.Tally`.

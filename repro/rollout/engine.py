@@ -159,7 +159,6 @@ class Engine:
         """
         rows = self._rows(prompts, sampling, group_size, seeds, limits)
         self.statistics = Statistics()
-        self._scheduler.preemptions = 0
         ends = [] if self.config.ignore_end else sorted(self.end_token_ids)
         self._take_cache()
         self.state.begin(ends, sampling.temperature)
@@ -178,7 +177,6 @@ class Engine:
             if not self.config.keeps_cache:
                 self._give_back_cache()
         self.statistics.generated_tokens = sum(len(c.token_ids) for c in completions)
-        self.statistics.preemptions = self._scheduler.preemptions
         return completions
 
     def abandon(self) -> None:
@@ -296,6 +294,7 @@ class Engine:
                 logprobs = self.state.out_logprobs[row.slot, known:count].tolist()
                 self.state.leave([row.slot])
                 scheduler.preempt(row, [*row.tokens, *tokens], [*row.logprobs, *logprobs])
+                self.statistics.preemptions += 1
         for row in scheduler.running:
             assert row.slot is not None
             self.state.set_blocks(row.slot, row.blocks)

@@ -99,7 +99,7 @@ def _training_bytes(policy: Policy, optimizer: OptimizerName) -> int:
 class CopySampler:
     """A sampler, made by `around`, of a whole copy of a policy whose float32 masters train."""
 
-    def __init__(self, policy: Policy, around: Callable[[Policy], Any]) -> None:
+    def __init__(self, policy: Policy, around: Callable[[Policy], Sampler]) -> None:
         self.policy = policy
         self.copied = _copy_of(policy)
         self.engine = around(self.copied)
@@ -123,8 +123,7 @@ class CopySampler:
         copies = block_norms(copied) | {"": final_norm(copied)}
         for name, norm in norms.items():
             copies[name].noise = norm.noise
-        completions: list[Completion] = self.engine.sample(*request, **of_rows)
-        return completions
+        return self.engine.sample(*request, **of_rows)
 
 
 class FoldedSampler:
@@ -134,7 +133,7 @@ class FoldedSampler:
     base has its own bits, from copies that are kept: trainers multiply by base and adapter apart.
     """
 
-    def __init__(self, policy: Policy, around: Callable[[Policy], Any]) -> None:
+    def __init__(self, policy: Policy, around: Callable[[Policy], Sampler]) -> None:
         self.policy = policy
         self.rollouts = 0
         bases = dense_bases(policy.model)
@@ -166,7 +165,7 @@ class FoldedSampler:
     def sample(self, *request: Any, **of_rows: Any) -> list[Completion]:
         """Fold, sample, and restore the base, also after an error; see `Sampler.sample`."""
         with self._folded():
-            completions: list[Completion] = self.engine.sample(*request, **of_rows)
+            completions = self.engine.sample(*request, **of_rows)
         self.rollouts += 1
         return completions
 

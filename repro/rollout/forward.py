@@ -100,15 +100,12 @@ class Forward:
         """Return all projection groups."""
         return [g for b in self.blocks for g in (b.qkv, b.o, b.gate_up, b.down)]
 
-    def norms(self) -> list[Norm]:
-        """Return all norms, the final one last."""
-        return [n for b in self.blocks for n in (b.input_norm, b.post_norm)] + [self.final_norm]
-
     def read_noise(self) -> None:
         """Take up the norms' added noise as it is now, in place."""
         silent: list[Tensor] = []
         noisy: list[tuple[Tensor, Tensor]] = []
-        for norm in self.norms():
+        of_blocks = (norm for b in self.blocks for norm in (b.input_norm, b.post_norm))
+        for norm in (*of_blocks, self.final_norm):
             if norm.noise is None:
                 continue
             if norm.module.noise is None:

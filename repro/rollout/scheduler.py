@@ -101,7 +101,6 @@ class Scheduler:
         self.pool = pool
         self.waiting: deque[Row] = deque()
         self.running: list[Row] = []
-        self.preemptions = 0
         self._slots = list(range(slots - 1, -1, -1))
         # Prompts' blocks that the last admission copies from, held until that is launched.
         self._copied: list[int] = []
@@ -227,7 +226,6 @@ class Scheduler:
         row.launched = len(row.tokens)
         row.group.waiting += 1
         self.waiting.appendleft(row)
-        self.preemptions += 1
 
     def leave(self, row: Row) -> None:
         """Let a running row go, and give its slot and blocks back."""

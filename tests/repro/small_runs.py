@@ -19,7 +19,7 @@ from repro.rl.collect import GradingRequest, PromptSource
 from repro.rl.learner import learner_of
 from repro.rl.loop import Hooks
 from repro.rl.trainer import train
-from repro.rl.training_state import TrainResult
+from repro.rl.training_state import TrainState
 from repro.rollout.sampler import Sampler
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale, derive_seed
@@ -98,7 +98,7 @@ def train_alone(
     *,
     folder: Path,
     **hooks: Any,
-) -> TrainResult:
+) -> TrainState:
     """Train a policy; `hooks` are fields of `Hooks`."""
     source = PromptSource(problems, policy.tokenizer, run)
 
