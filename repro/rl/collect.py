@@ -87,8 +87,8 @@ class Rollout:
     ----------
     graded
         B values.
-    batches, groups_drawn, tokens_sampled
-        Batches of problems, groups and tokens sampled, including those that were discarded.
+    batches, tokens_sampled
+        Batches of problems and tokens sampled, including those that were discarded.
     informative
         Share of the sampled groups that are informative (see the module docstring).
     accuracy_sampled, lenient_sampled
@@ -106,7 +106,6 @@ class Rollout:
     advantages: Advantages
     graded: list[Graded]
     batches: int
-    groups_drawn: int
     tokens_sampled: int
     informative: float
     accuracy_sampled: float | None = None
@@ -212,13 +211,12 @@ def order_of_epoch(seed: int, epoch: int, count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
-    """One batch of problems for a sampler and a grader: P prompts, and P * G golds and seeds.
+    """One batch of problems for a sampler and a grader: P prompts, and P * G seeds.
 
-    Golds and seeds are prompt-major, and so are `problems`, each G times.
+    Seeds are prompt-major, and so are `problems`, each G times.
     """
 
     prompts: list[list[int]]
-    golds: list[str]
     seeds: list[int]
     problems: list[Problem]
 
@@ -254,7 +252,6 @@ class GrowingRollout:
         again = () if self._batches == 0 else ("again", self._batches)
         self._request = BatchRequest(
             prompts=[self.source.prompt(problem) for problem in problems],
-            golds=[problem.answer for problem in problems for _ in range(group_size)],
             problems=[problem for problem in problems for _ in range(group_size)],
             seeds=[
                 derive_seed(self.run.seed, "rollout", self.step, *again, problem.id, k)
@@ -269,7 +266,7 @@ class GrowingRollout:
         self._sampled = completions
         return GradingRequest(
             texts=self.source.texts(completions, request.prompts),
-            golds=request.golds,
+            golds=[problem.answer for problem in request.problems],
             seeds=request.seeds,
             cut=[completion.finish_reason == "length" for completion in completions],
             problems=request.problems,
@@ -302,9 +299,9 @@ class GrowingRollout:
         scale: TrainScale = self.run.scale
         limit, buffer = scale.rollout.max_new_tokens, self.run.arm.loss.overlong_buffer
         rows = []
-        for completion, seed, gold, accuracy, lenient, form, given in zip(
-            completions, request.seeds, request.golds, rewards.accuracy, rewards.lenient_accuracy,
-            rewards.format, rewards.total, strict=True,
+        for completion, seed, problem, accuracy, lenient, form, given in zip(
+            completions, request.seeds, request.problems, rewards.accuracy,
+            rewards.lenient_accuracy, rewards.format, rewards.total, strict=True,
         ):  # fmt: skip
             length = len(completion.token_ids)
             penalty = overlong_penalty(length, max_new_tokens=limit, buffer=buffer)
@@ -312,7 +309,7 @@ class GrowingRollout:
                 accuracy=accuracy,
                 lenient=lenient,
                 format=form,
-                gold=gold,
+                gold=problem.answer,
                 unshaped=given,
                 reward=None if given is None else given + penalty,
             )
@@ -354,7 +351,6 @@ class GrowingRollout:
         scale: TrainScale = self.run.scale
         loss, rows = self.run.arm.loss, [row for group in self._groups for row in group.rows]
         graded = [row.graded for row in rows]
-        drawn = self._batches * scale.prompts_per_rollout
         as_rows = make_rows(
             [group.prompt for group in self._groups],
             [row.completion for row in rows],
@@ -371,9 +367,8 @@ class GrowingRollout:
             ),
             graded=graded,
             batches=self._batches,
-            groups_drawn=drawn,
             tokens_sampled=self._tokens,
-            informative=self._informative / drawn,
+            informative=self._informative / (self._batches * scale.prompts_per_rollout),
             accuracy_sampled=mean_of([one.accuracy for one in self._graded]),
             lenient_sampled=mean_of([one.lenient for one in self._graded]),
             mixed=0 if all_cut_off else len(_informative(self._groups, "unshaped")),

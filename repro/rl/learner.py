@@ -215,7 +215,9 @@ def learner_of(
 
     Raises `ValueError` if a module of the policy has dropout.
     """
-    require_no_dropout(policy)
+    for name, module in policy.model.named_modules():
+        if isinstance(module, nn.Dropout) and module.p > 0:
+            raise ValueError(f"{name} drops out with p = {module.p}; training needs 0")
     parameters = trainable_parameters(policy)
     reference: dict[str, Tensor] = {}
     if run.arm.loss.beta > 0:
@@ -232,10 +234,3 @@ def learner_of(
         kept_blocks=kept_blocks,
         ranks=dataclasses.replace(ranks, abreast=policy.shards is not None),
     )
-
-
-def require_no_dropout(policy: Policy) -> None:
-    """Raise `ValueError` if a module of the policy has dropout."""
-    for name, module in policy.model.named_modules():
-        if isinstance(module, nn.Dropout) and module.p > 0:
-            raise ValueError(f"{name} drops out with p = {module.p}; training needs 0")

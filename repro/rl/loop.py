@@ -6,7 +6,7 @@ The caller defines the iteration (`repro.rl.trainer`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -89,7 +89,10 @@ def run_steps(
         began = state.step
         clock.mark("idle")
         steps = iterate(state)
-        _tell(hooks, began, steps, clock.take(len(steps)))
+        seconds = clock.take(len(steps))
+        for number, values in enumerate(steps, start=began + 1):
+            if hooks.on_step is not None:
+                hooks.on_step(number, {**values, **seconds})
         every = scale.evaluation.every
         if every >= 1 and state.step // every != began // every:
             _ask(learner, state, clock, hooks.evaluate, note_accuracy)
@@ -127,12 +130,6 @@ def _save(learner: Learner, state: TrainState, hooks: Hooks, folder: Path) -> No
     if hooks.tally is not None:
         state.counts = hooks.tally.counts()
     learner.save(folder, state)
-
-
-def _tell(hooks: Hooks, began: int, steps: Sequence[Values], seconds: Mapping[str, float]) -> None:
-    for number, values in enumerate(steps, start=began + 1):
-        if hooks.on_step is not None:
-            hooks.on_step(number, {**values, **seconds})
 
 
 def _ask(

@@ -18,7 +18,7 @@ from repro.rl.collect import Rollout
 from repro.rl.noise import NoiseReceipt
 from repro.rl.rows import sampler_mismatch
 from repro.rl.training_state import TrainState
-from repro.spec.config import RunConfig
+from repro.spec.config import RunConfig, TrainScale
 
 Values = dict[str, float | int | None]
 
@@ -53,7 +53,7 @@ def note_rollout(
         Indices of the rows that were trained on; the sampler is compared with the trainer on them.
     """
     _note_noise(state, receipt)
-    _note_rows(state, rollout)
+    _note_rows(state, rollout, run.scale)
     groups = rollout.advantages.groups
     values: Values = {
         "sigma": receipt.sigma,
@@ -73,7 +73,7 @@ def note_rollout(
     return values
 
 
-def _note_rows(state: TrainState, rollout: Rollout) -> None:
+def _note_rows(state: TrainState, rollout: Rollout, scale: TrainScale) -> None:
     facts = state.facts
     facts["advantage_group_mean_max"] = max(
         facts.get("advantage_group_mean_max", 0.0), _largest_group_mean(rollout)
@@ -86,7 +86,7 @@ def _note_rows(state: TrainState, rollout: Rollout) -> None:
     rows["trained_on"] += len(rollout.rows)
     rows["truncated"] += int(rollout.rows.truncated.sum())
     rows["without_reward"] += int((~rollout.advantages.scored).sum())
-    rows["groups_drawn"] += rollout.groups_drawn
+    rows["groups_drawn"] += rollout.batches * scale.prompts_per_rollout
     rows["tokens_sampled"] += rollout.tokens_sampled
 
 

@@ -139,12 +139,6 @@ def in_single_rows(pieces: Callable[[int], Sequence[Tensor]]) -> Callable[[int],
     return lambda micro_tokens: all(len(piece) == 1 for piece in pieces(micro_tokens))
 
 
-def clear_gradients(parameters: dict[str, nn.Parameter]) -> None:
-    """Set the gradients of all parameters to None."""
-    for parameter in parameters.values():
-        parameter.grad = None
-
-
 def accumulate_step(
     policy: Policy,
     part: StepInputs,
@@ -197,11 +191,15 @@ def accumulate_step(
         kept = kept_blocks if tokens == micro_tokens else 0
         return carry_out(policy, part, planned(tokens), run, counting, kept, ranks)
 
+    def forget() -> None:
+        for parameter in parameters.values():
+            parameter.grad = None
+
     output, fitting = within_memory(
         attempt,
         micro_tokens,
         smallest=in_single_rows(lambda tokens: planned(tokens).pieces),
-        forget=lambda: clear_gradients(parameters),
+        forget=forget,
         ranks=ranks,
     )
     return _of_all(output, ranks), fitting

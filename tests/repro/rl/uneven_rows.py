@@ -51,7 +51,6 @@ def rollout_of(rows: Rows, advantages: Sequence[float] = ADVANTAGES) -> Rollout:
         ),
         graded=[Graded(accuracy=0.0, reward=value) for value in advantages],
         batches=1,
-        groups_drawn=len(rows.prompts),
         tokens_sampled=int(rows.mask.sum()),
         informative=1.0,
     )
