@@ -157,7 +157,6 @@ def drawn_rollout(drawn: dict[str, Any]) -> Rollout:
         ),
         graded=[Graded(accuracy=value, reward=value) for value in reward],
         batches=1,
-        groups_drawn=len(prompts),
         tokens_sampled=int(rows.mask.sum()),
         informative=1.0,
     )

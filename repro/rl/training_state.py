@@ -130,9 +130,8 @@ def load_checkpoint(
     sets_aside
         As of `read_newest`; of several ranks the first alone does it.
     """
-    written_on: list[int] = []
 
-    def restore(snapshot: Snapshot) -> TrainState:
+    def restore(snapshot: Snapshot) -> tuple[TrainState, int]:
         state = TrainState(**snapshot.content["run"])
         if state.digest != digest:
             raise SnapshotError(
@@ -146,15 +145,14 @@ def load_checkpoint(
                 parameter.copy_(whole if shards is None else shards.part(name, whole))
         numbers = snapshot.content["optimizer_numbers"]
         restore_optimizer(optimizer, parameters, snapshot.tensors[OPTIMIZER], numbers, shards)
-        written_on.append(snapshot.content.get("ranks", 1))
-        return state
+        return state, snapshot.content.get("ranks", 1)
 
     newest = read_newest(folder, restore, sets_aside=sets_aside)
     if newest is None:
         return None
-    state, refused = newest
-    if written_on[-1] != _world():
-        state.facts["ranks_before"] = sorted({*state.facts.get("ranks_before", ()), written_on[-1]})
+    (state, ranks), refused = newest
+    if ranks != _world():
+        state.facts["ranks_before"] = sorted({*state.facts.get("ranks_before", ()), ranks})
     if refused:
         state.facts.setdefault("checkpoints_refused", []).extend(refused)
     return state
