@@ -179,7 +179,7 @@ def side_of(name: str, selection: Selection, evidence: Evidence) -> Side:
     Where learning is planned, a run that fails is a result like any other, and spoils nothing.
     """
     shared = selection.source.shared
-    failed = [] if selection.tier in PLANNED else evidence.failed
+    failed = [] if selection.tier in PLANNED else evidence.failed.values()
     spoilt = [
         f"{'/'.join(path.parts[-4:])} {what}: {why}"
         for what, items in (("is refused", evidence.refused), ("failed", failed))

@@ -120,7 +120,7 @@ def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
         missing
         for arm in selection.target.arms
         if selection.tier is not Tier.SYSTEMS
-        or arm.name in {*evidence.records, *evidence.failed_seeds}
+        or arm.name in {*evidence.records, *(name for name, _ in evidence.failed)}
         if (missing := evidence.missing(arm.name))
     ]
 
@@ -165,7 +165,7 @@ def bless(
     """
     target, tier = selection.source, selection.tier
     # Where learning is planned, a run that fails is a result like any other, and is kept as one.
-    every, failed = evidence.every_record(), evidence.failed
+    every, failed = evidence.every_record(), [*evidence.failed.values()]
     if tier in PLANNED:
         every, failed = evidence.all_records(), []
     problems = [why for _, why in (*evidence.refused, *failed)]

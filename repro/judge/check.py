@@ -275,10 +275,9 @@ def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:
     for arm in selection.target.arms:
         if arm.name in absent or evidence.records.get(arm.name):
             continue
-        count = len(evidence.failed_seeds.get(arm.name, ()))
-        if count:
-            reasons = [why for path, why in evidence.failed if path.parent.name == arm.name]
-            absent[arm.name] = f"all {count} run(s) of {arm.name} failed ({reasons[-1]})"
+        reasons = [why for (name, _), (_, why) in evidence.failed.items() if name == arm.name]
+        if reasons:
+            absent[arm.name] = f"all {len(reasons)} run(s) of {arm.name} failed ({reasons[-1]})"
         else:
             absent[arm.name] = missing or f"{arm.name} has no record at this tier yet"
     return absent
@@ -390,7 +389,7 @@ def checked_json(checked: Checked) -> dict[str, Any]:
         "records": evidence.count,
         "sound": checked.sound,
         "refused": [{"record": str(path), "because": why} for path, why in evidence.refused],
-        "failed": [{"record": str(path), "because": why} for path, why in evidence.failed],
+        "failed": [{"record": str(path), "because": why} for path, why in evidence.failed.values()],
         "verdicts": [dataclasses.asdict(verdict) for verdict in checked.verdicts],
         "as_before": _as_before_json(checked.as_before),
     } | ({"reason": checked.lacking} if checked.lacking else {})

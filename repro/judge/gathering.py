@@ -54,7 +54,7 @@ class Evidence:
     refused
         (path, sentence) of those that are not evidence.
     failed
-        (path, sentence) of runs that failed and were not made good since.
+        {(arm, seed): (path, sentence)} of runs that failed and were not made good since.
     planned
         The seeds that the plan of these records names.
     timed
@@ -63,9 +63,8 @@ class Evidence:
 
     records: dict[str, dict[int, Record]] = field(default_factory=dict)
     refused: list[tuple[Path, str]] = field(default_factory=list)
-    failed: list[tuple[Path, str]] = field(default_factory=list)
+    failed: dict[tuple[str, int], tuple[Path, str]] = field(default_factory=dict)
     failed_records: list[Record] = field(default_factory=list)
-    failed_seeds: dict[str, set[int]] = field(default_factory=dict)
     refused_arms: dict[str, str] = field(default_factory=dict)
     planned: tuple[int, ...] = ()
     timed: bool = False
@@ -99,7 +98,7 @@ class Evidence:
 
     def without_record(self, arm: str) -> list[int]:
         """Return the planned seeds of an arm that have neither finished nor failed."""
-        known = self.records.get(arm, {}).keys() | self.failed_seeds.get(arm, set())
+        known = {*self.records.get(arm, ()), *(seed for name, seed in self.failed if name == arm)}
         return [seed for seed in self.planned if seed not in known]
 
     def missing(self, arm: str) -> str:
@@ -111,7 +110,7 @@ class Evidence:
 
     def lost(self, arms: Iterable[str]) -> dict[str, str]:
         """Return {arm: sentence} for the arms of which planned seeds failed or have no record."""
-        counts = {arm: len(self.failed_seeds.get(arm, ())) for arm in arms}
+        counts = {arm: sum(name == arm for name, _ in self.failed) for arm in arms}
         parts = {
             arm: [f"{failed} run(s) of {arm} failed" if failed else "", self.missing(arm)]
             for arm, failed in counts.items()
@@ -145,9 +144,9 @@ def gather(selection: Selection, runs: Path | Source, expected: Path) -> Evidenc
     """
     evidence = Evidence(timed=selection.source.timed_repeats > 0)
     plans = Plans(selection, read_plans(expected))
-    failures: dict[tuple[str, str], tuple[Path, str, int]] = {}
     paths: dict[tuple[str, int], Path] = {}
     places = _places(selection, source_of(runs))
+    finished = {(arm, entry.stem) for entry, arm in places if entry.finished}
     for entry, arm in places:
         try:
             record = entry.read()
@@ -163,7 +162,8 @@ def gather(selection: Selection, runs: Path | Source, expected: Path) -> Evidenc
             continue
         if not record.ok and not misplaced:
             evidence.failed_records.append(record)
-            failures[arm, entry.stem] = (entry.path, reasons[0], record.seed)
+            if (arm, entry.stem) not in finished:
+                evidence.failed[arm, record.seed] = (entry.path, reasons[0])
         elif reasons:
             for reason in reasons:
                 _refuse(evidence, entry.path, arm, reason)
@@ -173,11 +173,6 @@ def gather(selection: Selection, runs: Path | Source, expected: Path) -> Evidenc
     for (arm, seed), reason in _other_inputs(evidence.records).items():
         del evidence.records[arm][seed]
         _refuse(evidence, paths[arm, seed], arm, reason)
-    made_good = {(arm, entry.stem) for entry, arm in places if entry.finished}
-    for (arm, stem), (path, reason, seed) in failures.items():
-        if (arm, stem) not in made_good:
-            evidence.failed.append((path, reason))
-            evidence.failed_seeds.setdefault(arm, set()).add(seed)
     evidence.planned = plans.planned_seeds(evidence.every_record())
     return evidence
 

@@ -20,13 +20,11 @@ from repro.report.ending import bar_word, ending
 from repro.report.numbers import device_title
 from repro.report.run_report import chosen_selections
 from repro.report.tidy import write_table
-from repro.report.verdict_words import COLOUR, Kind, about, as_before_lines, kind_of, labelled, word
+from repro.report.verdict_words import COLOUR, Kind, about, as_before_lines, labelled, of_kind, word
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING
 from repro.spec.checks import require
 
-# The paper's claims first; bars, which the suite sets itself, last.
-_ORDER = tuple(Kind)
 _WIDTH = 120
 
 
@@ -64,7 +62,8 @@ def print_check(checked: Checked) -> None:
     table.add_column("claim or target", overflow="fold")
     table.add_column("verdict", overflow="fold", min_width=12)
     table.add_column("because", overflow="fold")
-    for verdict in sorted(checked.verdicts, key=lambda item: _ORDER.index(kind_of(item))):
+    # The paper's claims first; bars, which the suite sets itself, last.
+    for verdict in [item for kind in Kind for item in of_kind(checked, kind)]:
         kind = f" ({about(verdict)})" if about(verdict) else ""
         said = labelled(verdict)
         if verdict.is_bar and verdict.status == "contradicted":
@@ -80,7 +79,7 @@ def print_check(checked: Checked) -> None:
         console.print(escape(line), highlight=False, soft_wrap=True)
     for path, reason in checked.evidence.refused:
         console.print(f"[red]refused[/] {escape(f'{path}: {reason}')}", highlight=False)
-    for path, reason in checked.evidence.failed:
+    for path, reason in checked.evidence.failed.values():
         console.print(f"[yellow]failed[/] {escape(f'{path}: {reason}')}", highlight=False)
 
 
@@ -123,11 +122,12 @@ def main_verify(place: Path, expected: Path) -> int:
         require(bool(judged), f"{place} holds no bundle: needs WHO/NAME{WHOLE} in it")
     else:
         judged = [Judged(path=place, checked=judge_bundle(place, expected))]
-    checks = [one.checked for one in judged if one.checked is not None]
-    for checked, path in ((one.checked, one.path) for one in judged):
-        if checked is not None:
-            with untrusted(path):
-                print_check(checked)
+    checks = []
+    for one in judged:
+        if one.checked is not None:
+            checks.append(one.checked)
+            with untrusted(one.path):
+                print_check(one.checked)
     copied = [f"{one.path}: {one.elsewhere}" for one in judged if one.elsewhere]
     print("\n".join([*copied, ending(checks)]))  # noqa: T201
     broken = [one.why for one in judged if one.why]

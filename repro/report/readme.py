@@ -103,9 +103,7 @@ def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
 def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
     """Return a row per claim; a cell has a line per device with measurements."""
     found = answers(checks, expected)
-    if not found:
-        return NOTHING
-    return rendered("answer.md", answers=found)
+    return rendered("answer.md", answers=found) if found else NOTHING
 
 
 def answer_lines(found: Sequence[Answer], absent: str = NOT_TESTED) -> dict[str, list[str]]:

@@ -65,17 +65,14 @@ def systems_writers(judged: Callable[[], Sequence[Checked]], expected: Path) -> 
         found = [c for c in judged() if c.selection.target.name in names and c.evidence.count]
         return sorted(found, key=lambda one: _PAPERS_CARD not in one.evidence.device)
 
+    every = [name for names in QUESTIONS.values() for name in names]
     return {
-        "systems_answer": lambda: _answer(of(*_names()), expected),
-        "systems_short": lambda: _questions(of(*_names()), expected),
+        "systems_answer": lambda: _answer(of(*every), expected),
+        "systems_short": lambda: _questions(of(*every), expected),
         "systems_rates": lambda: _rates(of(*_RATES)),
         "systems_steps": lambda: _steps(of(*_STEPS), expected),
         "kernels": lambda: _kernels(of(KERNELS.name)),
     }
-
-
-def _names() -> list[str]:
-    return [name for names in QUESTIONS.values() for name in names]
 
 
 def _answer(checks: Sequence[Checked], expected: Path) -> list[str]:
@@ -155,8 +152,6 @@ def _rates(checks: Sequence[Checked]) -> list[str]:
                 mean = fmean(values.values())
                 # A table of the paper's comes before the target of larger batches.
                 rates.setdefault((metric.name, checked.evidence.device, arm), f"{mean:,.0f}")
-    if not rates:
-        return NOTHING
     devices = device_heads(by_device(checks))
     arms = {"bf16_lora": "16-bit LoRA", "nvfp4_lora": "QeRL"}
     rows = [
@@ -165,7 +160,7 @@ def _rates(checks: Sequence[Checked]) -> list[str]:
         for name, (size, batch) in sorted(metrics.items(), key=lambda item: item[1])
     ]  # fmt: skip
     heads = [f"{title}, {label}" for title in devices.values() for label in arms.values()]
-    return table(["model", "batch", *heads], rows)
+    return table(["model", "batch", *heads], rows) or NOTHING
 
 
 def _steps(checks: Sequence[Checked], expected: Path) -> list[str]:

@@ -20,9 +20,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from repro.evidence.verdicts.verdict import Status, Verdict
 from repro.judge.check import Checked
-from repro.report.doses import doses, treatment
+from repro.report.doses import ENTROPY, doses, treatment
 from repro.report.numbers import bar_text, quantity
-from repro.report.systems_rates import RatePair, comparisons, printed_speedup
+from repro.report.systems_rates import comparisons, printed_speedup
 from repro.report.tables import in_cell, plain
 from repro.report.verdict_words import kind_of, labelled, stated_bars
 from repro.run.listing import title_of
@@ -125,13 +125,19 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
     claims = {claim.name: claim for claim in target.claims}
     bars = {(b.verdict.name, b.verdict.source): b for b in stated_bars(checked, expected)}
     pairs = {i.verdict.name: i for i in comparisons(checked, expected) if i.verdict is not None}
-    given = _treatments(checked, expected)
+    dosed = doses(checked) if checked.evidence.values(ENTROPY) else {}
+    given = {arm: treatment(of.rise, expected) for arm, of in dosed.items() if of.is_plain}
     rows = []
     for verdict in checked.verdicts:
         claim = claims.get(verdict.name) if verdict.about in ("claim", "mechanism") else None
         arm, _, measured = verdict.name.partition(".")
         arms, metric = (claim.arms, claim.metric) if claim else ((arm,), measured)
         bar = bars.get((verdict.name, verdict.source))
+        paper = verdict.paper
+        if paper is None and verdict.about == "claim" and verdict.name in pairs:
+            paper = pairs[verdict.name].paper
+        elif paper is None:
+            paper = printed_speedup(metric, arms[0], target.paper_file, expected)
         rows.append(
             Row(
                 **_place(checked),
@@ -144,7 +150,7 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
                 treatment=given.get(arms[0], ""),
                 **{name: getattr(verdict, name) for name in _ALIKE},
                 marks=". ".join(verdict.marks.values()),
-                paper=_papers(checked, expected, verdict, arms, metric, pairs),
+                paper=paper,
                 model=_model(checked, metric),
                 kernels=_kernels(checked, arms),
                 arms=" ".join(arms),
@@ -171,27 +177,6 @@ def _command(checked: Checked) -> str:
     return f"python -m repro reproduce {name} --tier {tier}" if known else ""
 
 
-def _treatments(checked: Checked, expected: Path) -> dict[str, str]:
-    found = doses(checked) if checked.evidence.values("entropy_finished") else {}
-    return {name: treatment(of.rise, expected) for name, of in found.items() if of.is_plain}
-
-
-def _papers(
-    checked: Checked,
-    expected: Path,
-    verdict: Verdict,
-    arms: Sequence[str],
-    metric: str,
-    pairs: Mapping[str, RatePair],
-) -> float | None:
-    """Return the paper's value for a verdict, if it prints one."""
-    if verdict.paper is not None:
-        return verdict.paper
-    if verdict.about == "claim" and verdict.name in pairs:
-        return pairs[verdict.name].paper
-    return printed_speedup(metric, arms[0], checked.selection.target.paper_file, expected)
-
-
 def _model(checked: Checked, metric: str) -> str:
     scale = checked.selection.source.scales.get(checked.selection.tier)
     if isinstance(scale, TrainScale):
@@ -204,17 +189,14 @@ def _kernels(checked: Checked, arms: Sequence[str]) -> str:
     """Return whose matrix products the arms used, in their order, said once where alike."""
     target, tier = checked.selection.target, checked.selection.tier
     scale: Any = checked.selection.source.scales.get(tier)
+    own = "this project's" if checked.evidence.device else "torch, dequantised"
+    whose = {"own": own, "kernels": own, "dequantised": "torch, dequantised"}
+    by_name = {arm.name: arm for arm in target.arms}
     names = []
-    for name in arms:
-        arm = next((arm for arm in target.arms if arm.name == name), None)
-        if arm is None:
-            continue
+    for arm in (by_name[name] for name in arms if name in by_name):
         timed = isinstance(scale, ThroughputScale)
-        linears = scale.products(name) if timed else getattr(arm, "linears", "own")
-        own = "this project's" if checked.evidence.device else "torch, dequantised"
-        names_of_products = {"own": own, "kernels": own, "dequantised": "torch, dequantised"}
-        quantised = names_of_products.get(linears, linears)
-        names.append("torch" if arm.weight_format == "bf16" else quantised)
+        linears = scale.products(arm.name) if timed else getattr(arm, "linears", "own")
+        names.append("torch" if arm.weight_format == "bf16" else whose.get(linears, linears))
     return " over ".join(dict.fromkeys(names))
 
 

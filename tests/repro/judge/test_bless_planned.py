@@ -43,7 +43,7 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(tmp_path, expected):
     (checked,) = [
         c for c in blessed_checks(expected) if c.selection.target.name == "study_schedules"
     ]
-    assert checked.evidence.failed_seeds == {"aqn_linear": {8}}
+    assert checked.evidence.failed.keys() == {("aqn_linear", 8)}
     assert checked.sound
 
 

@@ -130,7 +130,7 @@ def test_a_run_that_failed_or_is_missing_takes_success_away(table1_records, tmp_
         failed_record(run, "OutOfMemoryError: 3 GiB", {}).write(tmp_path)
     outcome = checked(tmp_path)
     assert outcome.evidence.planned == (0, 1, 2)
-    reasons = [reason for _, reason in outcome.evidence.failed]
+    reasons = [reason for _, reason in outcome.evidence.failed.values()]
     assert [reason.endswith("OutOfMemoryError: 3 GiB") for reason in reasons] == [True] * fails
     verdict = next(v for v in outcome.verdicts if v.name == "bf16_full_gains")
     assert (verdict.status, verdict.n) == ("inconclusive", 7)

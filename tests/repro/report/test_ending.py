@@ -61,9 +61,9 @@ def test_faults_come_first_and_name_their_targets(blessed_of):
 def test_runs_that_are_not_there_are_counted(blessed_of):
     smoke = blessed_of("table1", Tier.SMOKE)
     known = {arm: by_seed for arm, by_seed in smoke.evidence.records.items() if arm != "bf16"}
-    failed = [(Path("seed-1.failed-1.json"), "out of memory")]
+    failed = {("bf16", 1): (Path("seed-1.failed-1.json"), "out of memory")}
     evidence = replace(smoke.evidence, records=known, failed=failed)
-    assert "3 planned runs have no record. 1 run failed." in ending(
+    assert "2 planned runs have no record. 1 run failed." in ending(
         [replace(smoke, evidence=evidence)]
     )
     lacking = replace(smoke, lacking="no record of table1 at the smoke tier")
