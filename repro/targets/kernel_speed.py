@@ -55,33 +55,27 @@ _LINEARS = (
 )
 _OTHERS = (
     *(
-        metric(name, "ratio", f"{title}, of the copy rate", "higher")
+        metric(name, "ratio", title, "higher")
         for name, title in (
-            ("attend_step_share_7b", "decode step's attention, 7B heads"),
-            ("attend_step_share_32b", "decode step's attention, 32B heads"),
-            ("choose_share", "draw of a token"),
-            ("add_norm_share", "RMSNorm with residual and noise"),
-            ("norm_share", "RMSNorm with noise, as trained"),
-            ("add_adapter_share", "adapter's share added"),
-            ("adapted_swiglu_share", "SwiGLU with an adapter"),
+            ("attend_step_share_7b", "decode step's attention, 7B heads, of the copy rate"),
+            ("attend_step_share_32b", "decode step's attention, 32B heads, of the copy rate"),
+            ("choose_share", "draw of a token, of the copy rate"),
+            ("add_norm_share", "RMSNorm with residual and noise, of the copy rate"),
+            ("norm_share", "RMSNorm with noise, as trained, of the copy rate"),
+            ("add_adapter_share", "adapter's share added, of the copy rate"),
+            ("adapted_swiglu_share", "SwiGLU with an adapter, of the copy rate"),
+            ("prefill_attention_ratio", "prefill's attention against torch's over dense rows"),
+            *((f"{name}_share_{format}", f"{name}, {format.upper()}, of the copy rate")
+              for name in ("dequantize", "quantize")
+              for format in FORMATS),
+            *((name_of("portable_ratio", format, rows),
+               f"portable linear, {format.upper()}, 7b, M = {rows}")
+              for format in FORMATS
+              for rows in (PORTABLE_ROWS if format == "nvfp4" else (16,))),
+            ("swiglu_share", "SwiGLU, of the copy rate"),
+            ("logprobs_ratio", "logprobs against matmul and softmax"),
         )
     ),
-    metric("prefill_attention_ratio", "ratio",
-           "prefill's attention against torch's over dense rows", "higher"),
-    *(
-        metric(f"{name}_share_{format}", "ratio", f"{name}, {format.upper()}, of the copy rate",
-               "higher")
-        for name in ("dequantize", "quantize")
-        for format in FORMATS
-    ),
-    *(
-        metric(name_of("portable_ratio", format, rows), "ratio",
-               f"portable linear, {format.upper()}, 7b, M = {rows}", "higher")
-        for format in FORMATS
-        for rows in (PORTABLE_ROWS if format == "nvfp4" else (16,))
-    ),
-    metric("swiglu_share", "ratio", "SwiGLU, of the copy rate", "higher"),
-    metric("logprobs_ratio", "ratio", "logprobs against matmul and softmax", "higher"),
     metric("logprobs_bytes", "bytes", "extra memory of logprobs"),
 )  # fmt: skip
 
