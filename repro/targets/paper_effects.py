@@ -58,9 +58,7 @@ QERL_SPEED_32B = _of_shortfall(
 AQN_LATE = _of_shortfall(
     0.083, "Fig. 8, 3B (plot): .015 late in training, of the .18 left below 1 at .82"
 )
-AQN_LATE_BIGMATH = Effect(
-    paper=0.035, measure="units", place="Fig. 8, 7B (plot): reward after step 210, .02 to .05"
-)
+AQN_LATE_BIGMATH = _of("units", 0.035, "Fig. 8, 7B (plot): reward after step 210, .02 to .05")
 ENTROPY = {
     "nf4": _of_baseline(0.083, "Fig. 5, step 0 (plot): .262 - .242, of .242"),
     "mxfp4": _of_baseline(0.277, "Fig. 5, step 0 (plot): .309 - .242, of .242"),
@@ -80,9 +78,7 @@ RANK_SPEED = _of_shortfall(
 RATE_SPEED = _of_shortfall(
     0.411, "Fig. 16 (plot): mean reward to step 100 .785 against .635, of the .365 left below 1"
 )
-COLLAPSE = Effect(
-    paper=58.5, measure="units", place="Fig. 17, step 75 (plot): a reward of .915 against .33"
-)
+COLLAPSE = _of("units", 58.5, "Fig. 17, step 75 (plot): a reward of .915 against .33")
 
 # Quotients of the steps to a threshold, the slower arm's above.
 _SMALLEST = "chosen: a tenth of the steps, which the planned seeds resolve"
@@ -140,6 +136,4 @@ STEPS = {
 
 def ratio(size: float | None, place: str) -> Effect | None:
     """Return the paper's quotient as an effect; None where it prints none, or none above one."""
-    if size is None or size <= 1:
-        return None
-    return Effect(paper=size, measure="ratio", place=place)
+    return None if size is None or size <= 1 else _of("ratio", size, place)
