@@ -147,8 +147,7 @@ DEFAULT_GENERATOR = GeneratorConfig()
 
 def split_of(question: str) -> Split:
     """Return the split that a question's text belongs to, the same for every seed and machine."""
-    digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
-    bucket = int.from_bytes(digest, "big") % 100
+    bucket = int(_digest(question), 16) % 100
     if bucket < DEFAULT_GENERATOR.test_percent:
         return "test"
     if bucket < DEFAULT_GENERATOR.test_percent + DEFAULT_GENERATOR.development_percent:
@@ -210,7 +209,7 @@ def iterate_word_problems(split: Split, levels: Sequence[int], seed: int) -> Ite
     for level in itertools.cycle(chosen_levels):
         for _ in range(_DRAWS_PER_PROBLEM):
             problem = draw_word_problem(level, rng)
-            key = _digest(problem)
+            key = _digest(problem.question)
             if key not in seen and split_of(problem.question) == split:
                 break
         else:
@@ -222,8 +221,8 @@ def iterate_word_problems(split: Split, levels: Sequence[int], seed: int) -> Ite
         yield problem
 
 
-def _digest(problem: WordProblem) -> str:
-    return hashlib.blake2b(problem.question.encode(), digest_size=8).hexdigest()
+def _digest(question: str) -> str:
+    return hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
 
 
 def generate_problems(
@@ -239,7 +238,7 @@ def generate_problems(
     drawn = iterate_word_problems(split, levels, seed)
     return [
         Problem(
-            id=f"generated-{_digest(word)}",
+            id=f"generated-{_digest(word.question)}",
             question=word.question,
             answer=str(word.answer),
             solution=word.solution,
