@@ -71,11 +71,6 @@ class WordProblem:
         """The number after the last step."""
         return self.steps[-1].after
 
-    @property
-    def solution(self) -> str:
-        """The steps line by line, the answer after `####`."""
-        return "\n".join([*map(str, self.steps), f"#### {self.answer}"])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorConfig:
@@ -241,7 +236,7 @@ def generate_problems(
             id=f"generated-{_digest(word.question)}",
             question=word.question,
             answer=str(word.answer),
-            solution=word.solution,
+            solution="\n".join([*map(str, word.steps), f"#### {word.answer}"]),
             source="generated",
             level=word.level,
         )
