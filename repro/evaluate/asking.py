@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
@@ -26,8 +25,6 @@ class Evaluator:
 
     Attributes
     ----------
-    grades
-        Number of grades by status.
     rows_at_once
         Completions that the sampler is asked for at once.
     on_part
@@ -49,21 +46,13 @@ class Evaluator:
         rows = _ROWS_AT_ONCE if isinstance(sampler, TorchSampler) else _ROWS_QUEUED
         self.rows_at_once = rows * ranks.world
         self.on_part: Callable[[float], None] | None = None
-        self.grades: Counter[str] = Counter()
 
     def ask(self, asked: Sequence[Question], sampling: SamplingConfig, *, samples: int) -> Answers:
         """Sample `samples` completions of each question and grade them."""
         completions = self._complete(asked, sampling, samples)
         token_ids = [own.token_ids for own in completions]
         texts = read_texts(token_ids, [question.opening for question in asked], self.tokenizer)
-        before = self.pool.counters.copy()
-        answers = answers_of(asked, texts, completions, self.pool, self.reads)
-        self.count(before)
-        return answers
-
-    def count(self, before: Counter[str]) -> None:
-        """Add the pool's grades since its counters were `before`."""
-        self.grades.update(self.pool.counters - before)
+        return answers_of(asked, texts, completions, self.pool, self.reads)
 
     def _complete(
         self, asked: Sequence[Question], sampling: SamplingConfig, samples: int

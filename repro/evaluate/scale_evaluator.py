@@ -106,22 +106,18 @@ class ScaleEvaluator:
 
     def score(self, request: GradingRequest) -> Rewards:
         """Return the rewards of completions, by the reward of the run's arm."""
-        evaluator, pool = self.evaluator, self.evaluator.pool
-        before = pool.counters.copy()
-        rewards = score(
+        return score(
             request.texts,
             request.golds,
             self.run.arm.reward,
             self.scale.format_reward,
-            pool,
+            self.evaluator.pool,
             request.seeds,
             self.own_reward,
             None if self.own_reward is None else columns_of(request.problems),
-            evaluator.reads,
+            self.evaluator.reads,
             request.cut,
         )
-        evaluator.count(before)
-        return rewards
 
     def _ask(
         self,

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from repro.evaluate.asking import Evaluator
 from repro.measure.device_state import peak_bytes
+from repro.reward.grader import GraderPool
 
 
 class RunTally:
@@ -31,11 +31,12 @@ class RunTally:
         What `time.perf_counter` said when this process began with the run.
     """
 
-    def __init__(self, evaluator: Evaluator, inputs: Mapping[str, str], began: float) -> None:
+    def __init__(self, pool: GraderPool, inputs: Mapping[str, str], began: float) -> None:
         self._began, self._seconds_before = began, 0.0
-        self._inputs, self._evaluator = dict(inputs), evaluator
+        self._inputs, self._pool = dict(inputs), pool
         # A pool may have served other runs before this one.
-        self._killed_before = -evaluator.pool.workers_killed
+        self._killed_before = -pool.workers_killed
+        self._uncounted, self._grades_before = pool.counters.copy(), Counter[str]()
         self._peak_before = 0
 
     def counts(self) -> dict[str, Any]:
@@ -45,8 +46,8 @@ class RunTally:
         bytes and wall seconds, loading included; beside them the digests of the run's inputs.
         """
         return {
-            "grades": dict(self._evaluator.grades),
-            "workers_killed": self._killed_before + self._evaluator.pool.workers_killed,
+            "grades": dict(self._grades_before + (self._pool.counters - self._uncounted)),
+            "workers_killed": self._killed_before + self._pool.workers_killed,
             "peak_bytes": max(self._peak_before, peak_bytes()),
             "seconds": self._seconds_before + time.perf_counter() - self._began,
             "inputs": self._inputs,
@@ -61,7 +62,7 @@ class RunTally:
                     f"{name} has SHA-256 {now.get(name)}; it had {before.get(name)} when the run's "
                     "checkpoint was written: put it back, or remove the run's folder to start again"
                 )
-        self._evaluator.grades = Counter(counts["grades"])
+        self._uncounted, self._grades_before = self._pool.counters.copy(), Counter(counts["grades"])
         self._killed_before += counts["workers_killed"]
         self._peak_before = counts["peak_bytes"]
         self._seconds_before = counts.get("seconds", 0.0)

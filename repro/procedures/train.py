@@ -238,7 +238,7 @@ def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool, began: float) ->
         problems=problems,
         evaluation=evaluation,
         ranks=ranks,
-        tally=RunTally(evaluation.evaluator, unchanging, began),
+        tally=RunTally(pool, unchanging, began),
         receipts=Facts(fitting_update(run, policy.device, ranks))
         | ({"ranks": ranks.world} if ranks.world > 1 else {})
         | ({"vllm": sampler.receipt} if isinstance(sampler, VllmSampler) else {}),

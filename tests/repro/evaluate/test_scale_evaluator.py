@@ -61,14 +61,13 @@ def test_greedy_and_sampled_questions_have_the_scale_s_limits(tokenizer, pool, m
     assert [sampling for _, _, sampling in one.evaluator.sampler.requests] == asked
 
 
-def test_rewards_are_by_the_arm_s_reward_and_counted(tokenizer, pool):
+def test_rewards_are_by_the_arm_s_reward(tokenizer, pool):
     answered, drawn = evaluation(tokenizer, pool), evaluation(tokenizer, pool, reward="random")
     request = GradingRequest(
         texts=[TEXTS["1+2?"]] * 8, golds=["3"] * 8, seeds=range(8), cut=[False] * 8
     )
     assert len(set(answered.score(request).total)) == 1
     assert len(set(drawn.score(request).total)) > 1
-    assert answered.evaluator.grades["ok"] == drawn.evaluator.grades["ok"] == 16
 
 
 def test_a_policy_without_a_tokenizer_cannot_be_asked(tokenizer, pool):
