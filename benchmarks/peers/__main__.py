@@ -183,7 +183,8 @@ class Race:
         """Run a row's process; return its entry, or why it failed."""
         own = row.way in sweep.OURS
         (place / "request.json").write_text(json.dumps(request), encoding="utf-8")
-        python = self.pythons.get(sweep.ENVIRONMENT.get(row.way, ""), sys.executable)
+        peers = "unsloth" if row.way.startswith("unsloth") else "trl"
+        python = sys.executable if own else self.pythons.get(peers, sys.executable)
         command = [python, "-m", f"benchmarks.peers.{row.module}", str(place / "request.json")]
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | _OFFLINE
         started = time.time()

@@ -30,52 +30,45 @@ TERMS = {
 }
 WAYS = tuple(dict.fromkeys((*UPDATE_WAYS, *TERMS)))
 WORKLOADS = (*UPDATES, *STEPS)
-# The environment of each peer; every other way runs in this project's.
-ENVIRONMENT = {
-    **dict.fromkeys(("peft", "qlora", "trl", "trl_alone"), "trl"),
-    **dict.fromkeys(("unsloth", "unsloth_nf4"), "unsloth"),
-}
 
 Settings = Mapping[str, Any]
 # Rows of a micro-batch (halved where memory does not suffice), vLLM's share of the card, whether it
-# sleeps during the update, and checkpointing.
-_TRL = (
-    {"rows": 32, "memory": 0.3},
-    {"rows": 32, "memory": 0.15},
-    {"rows": 128, "memory": 0.3, "checkpointing": True},
-    {"rows": 64, "memory": 0.3, "sleep": True},
-)
-_TRL_7B = (
-    {"rows": 64, "memory": 0.35, "checkpointing": True},
-    {"rows": 32, "memory": 0.35, "checkpointing": True},
-    {"rows": 64, "memory": 0.6, "sleep": True, "checkpointing": True},
-    {"rows": 8, "memory": 0.35},
-)
-_UNSLOTH = (
-    {"rows": 32, "memory": 0.3, "checkpointing": "unsloth"},
-    {"rows": 32, "memory": 0.3, "checkpointing": False},
-    {"rows": 128, "memory": 0.3, "checkpointing": "unsloth"},
-    {"rows": 64, "memory": 0.6, "sleep": True, "checkpointing": "unsloth"},
-)
-_UNSLOTH_7B = (
-    {"rows": 32, "memory": 0.6, "checkpointing": "unsloth"},
-    {"rows": 64, "memory": 0.6, "checkpointing": "unsloth"},
-    {"rows": 64, "memory": 0.85, "sleep": True, "checkpointing": "unsloth"},
-    {"rows": 8, "memory": 0.6, "checkpointing": False},
-)
+# sleeps during the update, and checkpointing; by tool, and whether the model is the 7B.
+_SWEEPS: Mapping[tuple[str, bool], tuple[Settings, ...]] = {
+    ("trl", False): (
+        {"rows": 32, "memory": 0.3},
+        {"rows": 32, "memory": 0.15},
+        {"rows": 128, "memory": 0.3, "checkpointing": True},
+        {"rows": 64, "memory": 0.3, "sleep": True},
+    ),
+    ("trl", True): (
+        {"rows": 64, "memory": 0.35, "checkpointing": True},
+        {"rows": 32, "memory": 0.35, "checkpointing": True},
+        {"rows": 64, "memory": 0.6, "sleep": True, "checkpointing": True},
+        {"rows": 8, "memory": 0.35},
+    ),
+    ("unsloth", False): (
+        {"rows": 32, "memory": 0.3, "checkpointing": "unsloth"},
+        {"rows": 32, "memory": 0.3, "checkpointing": False},
+        {"rows": 128, "memory": 0.3, "checkpointing": "unsloth"},
+        {"rows": 64, "memory": 0.6, "sleep": True, "checkpointing": "unsloth"},
+    ),
+    ("unsloth", True): (
+        {"rows": 32, "memory": 0.6, "checkpointing": "unsloth"},
+        {"rows": 64, "memory": 0.6, "checkpointing": "unsloth"},
+        {"rows": 64, "memory": 0.85, "sleep": True, "checkpointing": "unsloth"},
+        {"rows": 8, "memory": 0.6, "checkpointing": False},
+    ),
+}
 
 
 def sweep_of(way: str, model: str, lengths: str) -> tuple[Settings, ...]:
     """Return the settings that a way is tried with; one means that there is nothing to choose."""
-    large = model == "7b"
     if way in ("peft", "qlora"):
         most = 32 if lengths == "long" else 128
         return tuple({"rows": rows} for rows in (most, most // 4))
-    if way == "trl":
-        return _TRL_7B if large else _TRL
-    if way.startswith("unsloth"):
-        return _UNSLOTH_7B if large else _UNSLOTH
-    return ({"rows": 128},) if way == "trl_alone" else ({},)
+    alone: tuple[Settings, ...] = ({"rows": 128},) if way == "trl_alone" else ({},)
+    return _SWEEPS.get((way.removesuffix("_nf4"), model == "7b"), alone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.harness import PHASES
-from benchmarks.peers.sweep import key_of, trials
+from benchmarks.peers.sweep import OURS, key_of, trials
 from repro.report.tables import table
 
-OURS = {
+LABELS = {
     "ours_bf16": "this project, BF16",
     "ours_nvfp4": "this project, NVFP4",
     "ours_nvfp4_aqn": "this project, NVFP4 + AQN",
-}
-LABELS = OURS | {
     "unsloth": "Unsloth + vLLM, 16 bits",
     "unsloth_nf4": "Unsloth + vLLM, NF4",
     "peft": "transformers + peft",
@@ -47,9 +45,6 @@ LENGTH_LABELS = UPDATE_LABELS | {
     "tiny_2x2_real": "2 x 2, real rewards",
 }
 _FOUR_BITS = ("qlora", "unsloth_nf4")
-# What a way is laid beside: this project's row of as many bits, or its other one.
-_OF_16_BITS = ("ours_bf16", "ours_nvfp4")
-_OF_4_BITS = _OF_16_BITS[::-1]
 # In which order entries are shown.
 _PLACES = {"model": list(MODEL_LABELS), "lengths": list(LENGTH_LABELS), "way": list(LABELS)}
 _BLOCK = re.compile(r"(<!-- peers: begin [^\n]*-->\n)(.*?)(<!-- peers: end -->)", re.DOTALL)
@@ -121,8 +116,9 @@ def _matrix(title: str, entries: Sequence[Entry]) -> list[str]:
     for entry in sorted(entries, key=lambda e: _PLACES["way"].index(e["way"])):
         way, workload, shown = entry["way"], _workload(entry), "failed"
         if _is_measured(entry):
-            own, other = _OF_4_BITS if way in _FOUR_BITS else _OF_16_BITS
-            base = costs.get((own, workload), costs.get((other, workload)))
+            own = [costs.get((ours, workload)) for ours in ("ours_bf16", "ours_nvfp4")]
+            # As many bits, else the other.
+            base = own[1] or own[0] if way in _FOUR_BITS else own[0] or own[1]
             beside = "" if base is None or way in OURS else f" ({cost(entry) / base:.2f} x)"
             shown = f"{cost(entry):.3g}{beside}"
         rows.setdefault(_way(entry), {})[workload] = shown

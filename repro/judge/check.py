@@ -92,11 +92,8 @@ class Checked:
     @property
     def faulty(self) -> bool:
         """Whether something is at fault or worse than before."""
-        return (
-            bool(self.evidence.refused)
-            or any(item.own_fault for item in self.verdicts)
-            or bool(self.worse)
-        )
+        own_fault = any(item.own_fault for item in self.verdicts)
+        return own_fault or bool(self.evidence.refused or self.worse)
 
     @property
     def sound(self) -> bool:
@@ -117,7 +114,7 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
     evidence = gather(selection, source, expected)
     place = source.place(selection.tier.value, selection.source.name)
     verdicts = _verdicts(selection, evidence, place, expected)
-    lacking = _lacking(selection, evidence, source)
+    lacking = _lacking(selection, evidence, source, place)
     earlier, as_before = verdicts, None
     if not isinstance(source, Blessed):
         stored = None if lacking else stored_evidence(selection, evidence.device, expected)
@@ -253,14 +250,13 @@ def _one_process(claim: Claim, evidence: Evidence) -> str:
     return f"Within one process: one timed all repeats of {', '.join(single)}"
 
 
-def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str | None:
+def _lacking(selection: Selection, evidence: Evidence, records: Source, place: Path) -> str | None:
     """Return a sentence with the folder that has no record of the selection; else None."""
     if evidence.count or evidence.refused or evidence.failed:
         return None
     source, tier = selection.source, selection.tier
     reason = source.not_runnable(tier) if tier not in source.scales else None
     what = f"no record of {selection.target.name} at the {tier.value} tier"
-    place = records.place(tier.value, source.name)
     runs = place.parents[1]
     text = f"{what}: {reason or absence_text(runs, place)}"
     if isinstance(records, RunsFolder) and records.targets():
@@ -359,25 +355,21 @@ def _expectations(selection: Selection, device: str | None, expected: Path) -> l
     if tier is Tier.PAPER and target.headline:
         known = {metric.name for metric in target.metrics_at(tier)}
         names = {"accuracy": target.headline}  # of others, that of their test set
-        expectations += [
-            _paper_expectation(cell.arm, metric, cell.value, cell.items, cell.place)
-            for cell in paper_cells(expected, target.paper_file)
-            if cell.column == target.paper_column and cell.arm and cell.items
-            if (metric := names.get(cell.quantity, f"accuracy_{cell.quantity.lower()}")) in known
-        ]
+        for cell in paper_cells(expected, target.paper_file):
+            metric = names.get(cell.quantity, f"accuracy_{cell.quantity.lower()}")
+            if cell.column == target.paper_column and cell.arm and cell.items and metric in known:
+                value, items = cell.value, cell.items
+                low, high = wilson_interval(value / 100 * items, items)
+                because = f"{cell.place}: {value}, with Wilson's 95 % interval on {items} problems"
+                bar = Expectation(
+                    arm=cell.arm,
+                    metric=metric,
+                    accept=(100 * low, 100 * high),
+                    source="paper",
+                    because=because,
+                )
+                expectations.append(bar)
     return [item for item in expectations if item.arm in {arm.name for arm in target.arms}]
-
-
-def _paper_expectation(arm: str, metric: str, value: float, items: int, place: str) -> Expectation:
-    """Return the paper's percentage with the interval due to its number of test problems."""
-    low, high = wilson_interval(value / 100 * items, items)
-    return Expectation(
-        arm=arm,
-        metric=metric,
-        accept=(100 * low, 100 * high),
-        source="paper",
-        because=f"{place}: {value}, with Wilson's 95 % interval on {items} problems",
-    )
 
 
 def checked_json(checked: Checked) -> dict[str, Any]:

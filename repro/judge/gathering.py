@@ -152,12 +152,10 @@ def gather(selection: Selection, runs: Path | Source, expected: Path) -> Evidenc
             record = entry.read()
             misplaced = _misplaced(record, entry)
             reasons = misplaced or _reasons(selection, record, arm, plans)
-        except RecordError as error:
-            _refuse(evidence, entry.path, arm, str(error))
-            continue
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            # Sealed, and not written by this program.
-            why = f"it holds what no run leaves ({type(error).__name__}: {error})"
+            why = f"{error}"
+            if not isinstance(error, RecordError):  # sealed, and not written by this program
+                why = f"it holds what no run leaves ({type(error).__name__}: {error})"
             _refuse(evidence, entry.path, arm, why)
             continue
         if not record.ok and not misplaced:

@@ -19,7 +19,7 @@ from repro.evidence.verdicts.secondary import secondary
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.doses import BASE, doses, paper_rises, treatment, treatment_given
-from repro.report.tables import NOTHING
+from repro.report.tables import NOTHING, of_targets
 from repro.report.tidy import rendered
 from repro.report.verdict_words import Kind, of_kind
 from repro.spec.arm import Arm
@@ -40,9 +40,9 @@ class ArmValues:
         """Return a metric's values over seeds."""
         return [*self.checked.evidence.values(metric).get(arm or self.arm.name, {}).values()]
 
-    def mean(self, metric: str, arm: str = "") -> float:
+    def mean(self, metric: str) -> float:
         """Return the mean over seeds, NaN without any."""
-        values = self.values(metric, arm)
+        values = self.values(metric)
         return math.fsum(values) / len(values) if values else math.nan
 
     def beside(self, metric: str, *, less: bool = False) -> Interval | None:
@@ -130,14 +130,10 @@ def interval_text(interval: Interval | None, digits: int) -> str:
     return f"{interval.value:+.{digits}f}{shown}"
 
 
-def _of_targets(checks: Sequence[Checked], *names: str) -> list[Checked]:
-    return [c for c in checks if c.selection.target.name in names and c.evidence.count]
-
-
 def dose_rows(checks: Sequence[Checked], expected: Path, *names: str) -> list[str]:
     """Return the table of dose targets' arms, whose titles end in the model's size."""
     tables = []
-    for checked in _of_targets(checks, *names):
+    for checked in of_targets(checks, *names):
         by_arm = doses(checked)
         arms = [a for a in checked.selection.target.arms if a.name in (BASE, *by_arm)]
         tables.append(
@@ -161,7 +157,7 @@ def untrained_rows(checks: Sequence[Checked], expected: Path, *names: str) -> li
     }
     arms = [
         ArmValues(checked=checked, arm=arm, base="bf16")
-        for checked in _of_targets(checks, *names)
+        for checked in of_targets(checks, *names)
         for arm in checked.selection.target.arms
         if checked.evidence.values(_ACCURACY).get(arm.name)
     ]
@@ -171,7 +167,7 @@ def untrained_rows(checks: Sequence[Checked], expected: Path, *names: str) -> li
 
 def training_rows(checks: Sequence[Checked], expected: Path, name: str) -> list[str]:
     """Return the tables of a target's claims of the paper and of the arms that it has trained."""
-    for checked in _of_targets(checks, name):
+    for checked in of_targets(checks, name):
         arms = [ArmValues(checked=checked, arm=arm) for arm in checked.selection.target.arms]
         trained = [arm for arm in arms if arm.values(_ACCURACY)]
         return rendered(
@@ -197,7 +193,7 @@ def slope_rows(checks: Sequence[Checked], name: str) -> list[str]:
 
     Beside that, not planned: at equal greedy accuracy before training, and over some arms.
     """
-    for checked in _of_targets(checks, name):
+    for checked in of_targets(checks, name):
         arms = checked.selection.target.arms
         cool = [arm for arm in arms if arm.temperature_factor <= 1]
         rounded = [arm for arm in arms if arm.temperature_factor == 1]

@@ -98,13 +98,13 @@ def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Check
 def with_figures(chosen: list[Selection], names: list[str]) -> list[Selection]:
     """Add to the selections the figures that read the same, unchanged, runs."""
     known = {(item.target.name, item.tier) for item in chosen}
-    added = []
-    for item in chosen if names else []:
-        for target in TARGETS:
-            fits = target.records_of == item.source.name and item.target is item.source
-            if fits and (target.name, item.tier) not in known:
-                added.append(Selection(target=target, source=item.source, tier=item.tier))
-    return chosen + added
+    return chosen + [
+        Selection(target=target, source=item.source, tier=item.tier)
+        for item in (chosen if names else [])
+        if item.target is item.source
+        for target in TARGETS
+        if target.records_of == item.source.name and (target.name, item.tier) not in known
+    ]
 
 
 def require_read(args: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, device_title, span
 from repro.report.systems_rates import RANK, RATE, comparisons, printed_speedup, ratio_span
-from repro.report.tables import NOTHING, by_device, table
+from repro.report.tables import NOTHING, by_device, of_targets, table
 from repro.report.verdict_words import CLAIMS, Kind, all_bars, counted, kind_of, notes_on, of_kind
 from repro.spec.config import OperationScale
 from repro.spec.tier import Tier
@@ -62,7 +62,7 @@ def systems_writers(judged: Callable[[], Sequence[Checked]], expected: Path) -> 
     """Return the writer of each block of the page; `judged` gives all checks of records."""
 
     def of(*names: str) -> list[Checked]:
-        found = [c for c in judged() if c.selection.target.name in names and c.evidence.count]
+        found = of_targets(judged(), *names)
         return sorted(found, key=lambda one: _PAPERS_CARD not in one.evidence.device)
 
     every = [name for names in QUESTIONS.values() for name in names]

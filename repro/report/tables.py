@@ -41,6 +41,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [written[0], "|---" * len(used) + "|", *written[1:], ""] if cells else []
 
 
+def of_targets(checks: Iterable[Checked], *names: str) -> list[Checked]:
+    """Return the checks of targets of these names that have records."""
+    return [c for c in checks if c.selection.target.name in names and c.evidence.count]
+
+
 def by_device(checks: Iterable[Checked]) -> dict[str, list[Checked]]:
     """Return the checks that have records, by their device."""
     recorded = (checked for checked in checks if checked.evidence.count)
