@@ -60,6 +60,18 @@ class Distance:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Said:
+    """What a policy says on probe texts: rows (B, T), int64, and logits (B, T, V), float32.
+
+    `rounding` is the mean KL, nats, that one more rounding of each layer's output costs it.
+    """
+
+    rows: Tensor
+    logits: Tensor
+    rounding: float
+
+
 class DifferentError(ValueError):
     """A folder that was written does not say what it should; the message holds the numbers."""
 
@@ -82,6 +94,13 @@ def probes_of(policy: Policy) -> Tensor:
         ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"][:length]
         row[: len(ids)] = torch.tensor(ids)
     return rows
+
+
+def said_by(policy: Policy, of: Path, rows: Tensor | None = None) -> Said:
+    """Return what a policy, which a folder gave, says on its own probe texts or on rows given."""
+    rows = probes_of(policy) if rows is None else rows
+    logits = logits_of(policy.model, rows, of=of)
+    return Said(rows=rows, logits=logits, rounding=rounding_of(policy, rows, logits))
 
 
 @torch.no_grad()

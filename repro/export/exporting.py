@@ -16,22 +16,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-from torch import Tensor
 from transformers import CompressedTensorsConfig
 
 from repro.evaluate.flags import adapter_folder, require_outside
 from repro.export.comparing import (
+    Said,
     distance,
     logits_of,
-    probes_of,
     released,
     require_same,
-    rounding_of,
+    said_by,
     stock_logits,
 )
 from repro.export.quantising import DTYPE, require_reader
@@ -48,20 +47,6 @@ from repro.spec.checks import require
 from repro.spec.whole_files import appearing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainedWeights:
-    """A policy as it was trained, on probe texts: rows (B, T), int64, logits (B, T, V), float32.
-
-    `effect` and `rounding` are mean KL in nats: from it to the same policy without its adapter, and
-    what one more rounding of each layer's output costs it.
-    """
-
-    rows: Tensor
-    logits: Tensor
-    effect: float
-    rounding: float
-
-
 def main_export(args: argparse.Namespace) -> int:
     """Write the export, compare, and only then give the folder its name; return 0.
 
@@ -74,43 +59,31 @@ def main_export(args: argparse.Namespace) -> int:
         # float32 costs little on a CPU; a GPU has the 16 bits of training.
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         policy = load_adapted(adapter, compute_dtype=dtype, device=device)
-        trained = measure(policy, adapter)
+        trained = said_by(policy, adapter)
+        with cast(PeftModel, policy.model).disable_adapter():
+            effect = distance(trained.logits, logits_of(policy.model, trained.rows)).mean
         said = [
-            f"training moved the policy by {trained.effect:.2e} nats; one more rounding of "
+            f"training moved the policy by {effect:.2e} nats; one more rounding of "
             f"each layer's output, by {trained.rounding:.2e}",
         ]
         moved = f"{adapter} moves no probe text's distribution: training changed nothing"
         if args.kind == "adapter":
-            said = said if trained.effect > 0 else [moved]
+            said = said if effect > 0 else [moved]
             said += _adapter(policy, trained, folder, args, device)
         else:
-            require(trained.effect > 0, f"{moved}, so there is nothing to merge")
+            require(effect > 0, f"{moved}, so there is nothing to merge")
             merged = stock_logits(write_merged(policy, folder), trained.rows, dtype, device)
             difference = distance(trained.logits, merged)
             what = f"{folder} merged, from what was trained"
-            require_same(what, difference, dtype, rounding=trained.rounding, effect=trained.effect)
+            require_same(what, difference, dtype, rounding=trained.rounding, effect=effect)
             said.append(f"merged in 16 bits, from what was trained: {difference}")
         del policy
     sys.stdout.write("\n".join((f"{args.out}: {args.kind}", *said)) + "\n")
     return 0
 
 
-def measure(policy: Policy, adapter: Path) -> TrainedWeights:
-    """Return an adapted policy's logits on probe texts, and how far its adapter moves them."""
-    rows = probes_of(policy)
-    logits = logits_of(policy.model, rows, of=adapter)
-    with cast(PeftModel, policy.model).disable_adapter():
-        bare = logits_of(policy.model, rows)
-    return TrainedWeights(
-        rows=rows,
-        logits=logits,
-        effect=distance(logits, bare).mean,
-        rounding=rounding_of(policy, rows, logits),
-    )
-
-
 def _adapter(
-    policy: Policy, trained: TrainedWeights, folder: Path, args: argparse.Namespace, device: str
+    policy: Policy, trained: Said, folder: Path, args: argparse.Namespace, device: str
 ) -> list[str]:
     """Write PEFT's files and compare them as peft and this project read them."""
     changed = [name for name in ("order", "rounding") if policy.facts.get(name) is not None]
@@ -131,21 +104,25 @@ def _adapter(
     # Other readers unpack 4-bit weights to bfloat16.
     dtype = policy.compute_dtype if served == "bf16" else DTYPE
     with released():
-        ours = load_adapted(
+        served_policy = load_adapted(
             folder,
             checkpoint=source,
             weight_format=cast(WeightFormat, served),
             compute_dtype=dtype,
             device=device,
         )
-        logits = logits_of(ours.model, trained.rows)
-        # Trained in float32, it says nothing of what 16 bits cost.
-        rounding = max(trained.rounding, rounding_of(ours, trained.rows, logits))
-        del ours
+        ours = said_by(served_policy, folder, trained.rows)
+        del served_policy
+    # Trained in float32, it says nothing of what 16 bits cost.
+    rounding = max(trained.rounding, ours.rounding)
     unpack = served in compressed_tensors.LAYOUTS
-    read = _unpacked if unpack else AutoPeftModelForCausalLM.from_pretrained
+    read = AutoPeftModelForCausalLM.from_pretrained
+    if unpack:
+        # peft wraps `nn.Linear` and bitsandbytes' layers; compressed-tensors keeps codes in an
+        # `nn.Linear` without a weight until the first forward pass, unless told to unpack at once.
+        read = partial(read, quantization_config=CompressedTensorsConfig(dequantize=True))
     peft_logits = stock_logits(folder, trained.rows, dtype, device, read)
-    difference = distance(logits, peft_logits)
+    difference = distance(ours.logits, peft_logits)
     require_same(f"{folder} as peft reads it", difference, dtype, rounding=rounding)
     named = f"base {base}" + (f", revision {revision}" if revision else "")
     said = [named, f"as peft reads it: {difference}"]
@@ -160,7 +137,7 @@ def _adapter(
             "peft takes it with quantization_config=CompressedTensorsConfig(dequantize=True)"
         )
     if served == policy.weight_format:
-        own = distance(trained.logits, logits)
+        own = distance(trained.logits, ours.logits)
         what = f"{folder} on {base}, from what was trained"
         require_same(what, own, dtype, rounding=rounding)
         return [*said, f"from what was trained: {own}"]
@@ -170,13 +147,3 @@ def _adapter(
         f"{distance(trained.logits, peft_logits)} from what was trained; for the policy that was "
         f"trained, name a folder that `quantize` wrote in {policy.weight_format} (--base)",
     ]
-
-
-def _unpacked(folder: str, **how: Any) -> Any:
-    """Load an adapter by stock peft on an unpacked base, for whose codes peft has no layer.
-
-    peft wraps `nn.Linear` and bitsandbytes' layers; compressed-tensors keeps codes in an
-    `nn.Linear` without a weight until the first forward pass, unless told to unpack at once.
-    """
-    config = CompressedTensorsConfig(dequantize=True)
-    return AutoPeftModelForCausalLM.from_pretrained(folder, quantization_config=config, **how)

@@ -17,17 +17,16 @@ import torch
 from torch import Tensor
 
 from repro.export.comparing import (
+    Said,
     distance,
-    logits_of,
-    probes_of,
     released,
     require_same,
-    rounding_of,
+    said_by,
     stock_logits,
 )
 from repro.models.checkpoint import resolve, write_quantized
 from repro.models.loading import read_description
-from repro.models.policy import Policy, device_named, load_policy
+from repro.models.policy import device_named, load_policy
 from repro.spec.arm import WeightFormat
 from repro.spec.checks import require
 from repro.spec.whole_files import appearing
@@ -66,25 +65,20 @@ def main_quantize(args: argparse.Namespace) -> int:
 
 def check_quantized(source: Path, folder: Path, weight_format: WeightFormat, device: str) -> str:
     """Return how a quantised folder compares with its source; `DifferentError` if otherwise."""
-    plain, rows = _logits(source, "bf16", device)
-    with released():
-        policy = _plain_policy(source, weight_format, device)
-        quantised = logits_of(policy.model, rows)
-        rounding = rounding_of(policy, rows, quantised)
-        del policy
-    read_back, reader = read_logits(folder, weight_format, rows, device)
-    difference = distance(quantised, read_back)
+    plain, quantised = (_said(source, kind, device) for kind in ("bf16", weight_format))
+    read_back, reader = read_logits(folder, weight_format, quantised.rows, device)
+    difference = distance(quantised.logits, read_back)
     require_same(
         f"{folder} as {reader} reads it, from the source quantised here",
         difference,
         DTYPE,
-        rounding=rounding,
+        rounding=quantised.rounding,
     )
     return "\n".join(
         (
             f"read back by {reader}, from the source quantised in memory: {difference}",
-            f"from the 16-bit source: {distance(plain, quantised)}",
-            f"one more rounding of each layer's output costs {rounding:.2e} nats",
+            f"from the 16-bit source: {distance(plain.logits, quantised.logits)}",
+            f"one more rounding of each layer's output costs {quantised.rounding:.2e} nats",
         )
     )
 
@@ -95,9 +89,9 @@ def read_logits(
     """Return a folder's logits, (B, T, V), and who read it: transformers where it can, else us."""
     if _has_reader(weight_format):
         return stock_logits(folder, rows, DTYPE, device), "transformers"
-    logits, _ = _logits(folder, weight_format, device)
     missing = READERS[weight_format]
-    return logits, f"this project alone (for transformers: pip install {missing})"
+    reader = f"this project alone (for transformers: pip install {missing})"
+    return _said(folder, weight_format, device).logits, reader
 
 
 def require_reader(weight_format: str) -> None:
@@ -113,15 +107,9 @@ def _has_reader(weight_format: str) -> bool:
     return importlib.util.find_spec(READERS[weight_format].replace("-", "_")) is not None
 
 
-def _plain_policy(folder: Path, weight_format: WeightFormat, device: str) -> Policy:
-    return load_policy(folder, weight_format=weight_format, compute_dtype=DTYPE, device=device)
-
-
-def _logits(folder: Path, weight_format: WeightFormat, device: str) -> tuple[Tensor, Tensor]:
-    """Return the logits of a folder as this project reads it, and the rows that they are on."""
+def _said(folder: Path, kind: WeightFormat, device: str) -> Said:
+    """Return what a folder says as this project reads it in a format."""
     with released():
-        policy = _plain_policy(folder, weight_format, device)
-        rows = probes_of(policy)
-        logits = logits_of(policy.model, rows, of=folder)
-        del policy
-    return logits, rows
+        return said_by(
+            load_policy(folder, weight_format=kind, compute_dtype=DTYPE, device=device), folder
+        )
