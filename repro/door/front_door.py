@@ -145,26 +145,12 @@ def train(
     KeyboardInterrupt
         When it was interrupted; what was trained is in a checkpoint.
     """
-    args = _line(
-        "train",
-        model=model,
-        data=data,
-        columns=_pairs(columns),
-        reward=_function_named(reward) if callable(reward) else reward,
-        format=format,
-        aqn=aqn,
-        algorithm=algorithm,
-        template=template,
-        ranks=ranks,
-        until=until,
-        out=out,
-        steps=steps,
-        seed=seed,
-        revision=revision,
-        set=[f"{key}={_text(value)}" for key, value in (settings or {}).items()],
-        runs=runs,
-    )
-    status, trained = _carry_out(args)
+    flags = dict(locals())  # of the same names, but for the settings
+    del flags["settings"]
+    flags["columns"] = _pairs(columns)
+    flags["reward"] = _function_named(reward) if callable(reward) else reward
+    flags["set"] = [f"{key}={_text(value)}" for key, value in (settings or {}).items()]
+    status, trained = _carry_out(_line("train", **flags))
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     if trained is None:
@@ -256,27 +242,11 @@ def evaluate(
     ValueError
         For a request that cannot be carried out; names all that is wrong.
     """
+    flags = dict(locals()) | {"columns": _pairs(columns)}  # of the same names, but for the model
+    del flags["model"]
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
-        args = _line(
-            "evaluate",
-            model,
-            data=data,
-            adapter=adapter,
-            columns=_pairs(columns),
-            limit=limit,
-            samples=samples,
-            temperature=temperature,
-            top_p=top_p,
-            tokens=tokens,
-            prompt_tokens=prompt_tokens,
-            template=template,
-            seed=seed,
-            format=format,
-            revision=revision,
-            device=device,
-            out=record,
-        )
+        args = _line("evaluate", model, **flags, out=record)
         require_asking(args)
         from repro.evaluate.evaluate_command import main_evaluate
 

@@ -28,17 +28,15 @@ from repro.spec.arm import WeightFormat
 from repro.spec.checks import require
 from repro.spec.config import derive_seed
 from repro.spec.facts import Facts
-from repro.spec.shapes import SHAPES
+from repro.spec.shapes import shape_named
 
 # Spread of a trained projection's weights; also what transformers initialises with.
 _SPREAD = 0.02
 
 
 def shape_config(name: str) -> dict[str, Any]:
-    """Return the config values of a shape by name; `ValueError` lists the shapes otherwise."""
-    known = {f"qwen2.5-{size}": shape for size, shape in SHAPES.items()}
-    require(name in known, f"there is no shape {name!r}; the shapes are {', '.join(known)}")
-    shape = known[name]
+    """Return the config values of a shape such as `qwen2.5-7b`; `ValueError` lists the sizes."""
+    shape = shape_named(name.removeprefix("qwen2.5-"))
     return {
         "model_type": "qwen2",
         "vocab_size": shape.vocabulary,
