@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import CompressedTensorsConfig
@@ -116,11 +115,7 @@ def _adapter(
     # Trained in float32, it says nothing of what 16 bits cost.
     rounding = max(trained.rounding, ours.rounding)
     unpack = served in compressed_tensors.LAYOUTS
-    read = AutoPeftModelForCausalLM.from_pretrained
-    if unpack:
-        # peft wraps `nn.Linear` and bitsandbytes' layers; compressed-tensors keeps codes in an
-        # `nn.Linear` without a weight until the first forward pass, unless told to unpack at once.
-        read = partial(read, quantization_config=CompressedTensorsConfig(dequantize=True))
+    read = _unpacked if unpack else AutoPeftModelForCausalLM.from_pretrained
     peft_logits = stock_logits(folder, trained.rows, dtype, device, read)
     difference = distance(ours.logits, peft_logits)
     require_same(f"{folder} as peft reads it", difference, dtype, rounding=rounding)
@@ -147,3 +142,13 @@ def _adapter(
         f"{distance(trained.logits, peft_logits)} from what was trained; for the policy that was "
         f"trained, name a folder that `quantize` wrote in {policy.weight_format} (--base)",
     ]
+
+
+def _unpacked(folder: str, **how: Any) -> Any:
+    """Load an adapter by stock peft on an unpacked base, for whose codes peft has no layer.
+
+    peft wraps `nn.Linear` and bitsandbytes' layers; compressed-tensors keeps codes in an
+    `nn.Linear` without a weight until the first forward pass, unless told to unpack at once.
+    """
+    config = CompressedTensorsConfig(dequantize=True)
+    return AutoPeftModelForCausalLM.from_pretrained(folder, quantization_config=config, **how)
