@@ -7,7 +7,7 @@ import re
 
 from repro.evidence.origins import grouped_by
 from repro.spec.target import Target
-from repro.spec.tier import MEANING, NEEDS, Tier
+from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
 
 
@@ -39,9 +39,9 @@ def listing_text(everything: bool) -> str:
         missing = tier.missing()
         here = "the hardware is here; `plan` names the downloads"
         state = missing or (here if tier is Tier.PAPER else "runs here")
-        lines.append(f"  {tier.value:<8} {NEEDS[tier]}")
+        lines.append(f"  {tier.value:<8} {tier.needs}")
         lines.append(f"           {state}")
-        lines.append(f"           a pass means: {MEANING[tier]}")
+        lines.append(f"           a pass means: {tier.meaning}")
     lines += ["", "Next: python -m repro plan table1"]
     return "\n".join(lines)
 

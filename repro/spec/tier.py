@@ -55,6 +55,16 @@ class Tier(Enum):
     MINI = "mini"
     PAPER = "paper"
 
+    @property
+    def needs(self) -> str:
+        """What a machine must have."""
+        return _NEEDS[self]
+
+    @property
+    def meaning(self) -> str:
+        """What a pass at this tier says, and so what it does not."""
+        return _MEANING[self]
+
     def missing(self) -> str | None:
         """Return a sentence naming what this machine lacks for the tier, or None.
 
@@ -76,8 +86,7 @@ class Tier(Enum):
         return None
 
 
-# What a machine must have.
-NEEDS = {
+_NEEDS = {
     Tier.SMOKE: "2 CPU cores; no GPU, no network",
     Tier.SYSTEMS: "one CUDA device of compute capability 8.0 or newer; no network",
     Tier.MINI: "Qwen2.5-0.5B or 1.5B-Instruct and GSM8K (hub or a local folder), one CUDA device "
@@ -85,8 +94,8 @@ NEEDS = {
     Tier.PAPER: "the real checkpoints and data sets (hub or a local folder), one or more CUDA "
     "devices",
 }
-# What a pass at a tier says, and so what it does not.
-MEANING = {
+
+_MEANING = {
     Tier.SMOKE: "the whole mechanism runs end to end on a tiny policy, and its exact properties "
     "hold; nothing about the paper's models",
     Tier.SYSTEMS: "time and memory on the real shapes with random weights, device named",
