@@ -17,9 +17,6 @@ from repro.evidence.verdicts.secondary import secondary
 from repro.evidence.verdicts.sizes import Values
 from repro.spec.claim import ALPHA, Claim, Dose, Test
 
-# Singular value, of the largest, below which doses and given variables are one another's multiples.
-_ALIKE = 1e-5
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
@@ -176,25 +173,29 @@ def blocks_of(claim: Claim, values: Mapping[str, Values]) -> list[list[float]]:
 
 
 def _slope(claim: Claim, dose: Dose, block: Sequence[float]) -> float:
-    """Return the slope of a block over its doses by least squares, times the dose's size.
+    """Return the first slope of a block by least squares, times the dose's size.
 
-    With given variables it is the partial slope.
+    Given variables are first regressed out of the doses; the slope on the residuals is the partial
+    one (Frisch and Waugh, 1933).
     """
-    from scipy.linalg import lstsq
-
     count = len(claim.arms)
     heights, *over = (block[at : at + count] for at in range(0, len(block), count))
-    units, sizes = [], []  # the rank is of directions alone
-    for column in over:
+    axes: list[list[float]] = []
+    for column in reversed(over):
         mean = fmean(column)
-        centred = [value - mean for value in column]
-        sizes.append(math.hypot(*centred) or 1.0)
-        units.append([value / sizes[-1] for value in centred])
-    rows = list(zip(*units, strict=True))
-    slopes, _, rank, _ = lstsq(rows, _on_scale(claim, heights), cond=_ALIKE)
-    if rank < len(over):
-        raise ValueError(
-            f"claim {claim.name}: arms {', '.join(claim.arms)} do not differ in "
-            f"{' and '.join(dose.metrics)} by themselves; a slope needs arms of other doses"
-        )
-    return float(slopes[0] / sizes[0]) * dose.size
+        left = [value - mean for value in column]
+        size = _dot(left, left)
+        for axis in axes:
+            share = _dot(left, axis) / _dot(axis, axis)
+            left = [value - share * part for value, part in zip(left, axis, strict=True)]
+        if _dot(left, left) <= 1e-9 * size:
+            raise ValueError(
+                f"claim {claim.name}: arms {', '.join(claim.arms)} do not differ in "
+                f"{' and '.join(dose.metrics)} by themselves; a slope needs arms of other doses"
+            )
+        axes.append(left)
+    return _dot(axes[-1], _on_scale(claim, heights)) / _dot(axes[-1], axes[-1]) * dose.size
+
+
+def _dot(first: Sequence[float], second: Sequence[float]) -> float:
+    return math.fsum(a * b for a, b in zip(first, second, strict=True))
