@@ -125,8 +125,9 @@ def _beside_folded(measured: Measured, checks: Checks, *names: str, ending: str 
     """Add QeRL over 16-bit LoRA folded in, which decides nothing, by verdicts of such a name."""
     found = [one for name in names if name in checks for one in of_kind(checks[name], Kind.OPEN)]
     measured_ones = [one for one in found if one.name.endswith(ending) and one.effect is not None]
-    sizes = sorted({size for one in measured_ones for size in re.findall(r"_(\d+b)_", one.name)})
-    ratios, named = span(one.effect for one in measured_ones), " and ".join(sizes).upper()
+    sizes = {int(size) for one in measured_ones for size in re.findall(r"_(\d+)b_", one.name)}
+    ratios = span(one.effect for one in measured_ones)
+    named = " and ".join(f"{size}B" for size in sorted(sizes))
     said, verdicts = measured
     return f"{said}; over merged LoRA, {named}: {ratios}" if said and ratios else said, verdicts
 
