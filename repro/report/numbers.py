@@ -91,7 +91,7 @@ def bar_text(bar: Expectation, unit: str) -> str:
 
 def device_title(device: str) -> str:
     """Return a device's name as people write it: `NVIDIA H200` for `nvidia_h200`, else `CPU`."""
-    return device.replace("_", " ").upper() or "CPU"
+    return device.replace("_", " ").upper().replace(" PORTABLE", ", portable kernels") or "CPU"
 
 
 # Parts of a device's name besides its model: vendor, memory, form.
@@ -101,13 +101,10 @@ _BESIDE_MODEL = re.compile(r"nvidia|\d+gb|hbm\d?e?|sxm\d?|pcie|nvl")
 def device_heads(devices: Iterable[str]) -> dict[str, str]:
     """Return devices' names for heads of columns: the models alone where these differ (`H200`)."""
     every = list(devices)
-    models = {
-        device: " ".join(
-            part for part in device.split("_") if not _BESIDE_MODEL.fullmatch(part)
-        ).upper()
-        or device_title(device)
-        for device in every
-    }
+    models = {}
+    for device in every:
+        model = [part for part in device.split("_") if not _BESIDE_MODEL.fullmatch(part)]
+        models[device] = device_title("_".join(model) or device)
     differ = len(set(models.values())) == len(every)
     return models if differ else {device: device_title(device) for device in every}
 

@@ -52,7 +52,8 @@ def test_heads_name_devices_by_their_models_where_these_differ():
     assert device_heads([h100, h200]) == {h100: "H100", h200: "H200"}
     pcie = "nvidia_h100_pcie"
     assert device_heads([h100, pcie]) == {h100: "NVIDIA H100 80GB HBM3", pcie: "NVIDIA H100 PCIE"}
-    assert device_heads(["", h200]) == {"": "CPU", h200: "H200"}
+    portable = f"{h200}_portable"
+    assert device_heads(["", portable]) == {"": "CPU", portable: "H200, portable kernels"}
 
 
 def test_a_span_names_one_number_once():
