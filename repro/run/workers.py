@@ -186,7 +186,7 @@ class WorkerPool:
         return claimed, elsewhere
 
     def _retire(self, worker: _Worker) -> None:
-        """Let a worker end that has nothing left to do, or is dead."""
+        """Let a worker end that has nothing left to do, and forget it."""
         worker.process.join(timeout=10)
         worker.process.kill()
         worker.process.join()  # its device memory is free again once it is gone
@@ -213,6 +213,7 @@ class WorkerPool:
         yield event
 
     def _bury(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
+        worker.process.join()  # unkilled, so that its own ending is named
         self._retire(worker)
         if worker.task is not None:
             ending = _ending_of(worker.process.exitcode)
