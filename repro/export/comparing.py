@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import io
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ class Distance:
 class Said:
     """What a policy says on probe texts: rows (B, T), int64, and logits (B, T, V), float32.
 
-    `rounding` is the mean KL, nats, that one more rounding of each layer's output costs it.
+    `rounding` is the mean KL, nats, that one more rounding of each layer's output costs it; NaN
+    where nobody asked.
     """
 
     rows: Tensor
@@ -96,11 +98,15 @@ def probes_of(policy: Policy) -> Tensor:
     return rows
 
 
-def said_by(policy: Policy, of: Path, rows: Tensor | None = None) -> Said:
-    """Return what a policy, which a folder gave, says on its own probe texts or on rows given."""
+def said_by(policy: Policy, of: Path, rows: Tensor | None = None, *, rounded: bool = True) -> Said:
+    """Return what a policy, which a folder gave, says on its own probe texts or on rows given.
+
+    `rounded` asks what rounding costs it, which takes another pass.
+    """
     rows = probes_of(policy) if rows is None else rows
     logits = logits_of(policy.model, rows, of=of)
-    return Said(rows=rows, logits=logits, rounding=rounding_of(policy, rows, logits))
+    rounding = rounding_of(policy, rows, logits) if rounded else math.nan
+    return Said(rows=rows, logits=logits, rounding=rounding)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -65,7 +66,8 @@ def main_quantize(args: argparse.Namespace) -> int:
 
 def check_quantized(source: Path, folder: Path, weight_format: WeightFormat, device: str) -> str:
     """Return how a quantised folder compares with its source; `DifferentError` if otherwise."""
-    plain, quantised = (_said(source, kind, device) for kind in ("bf16", weight_format))
+    plain = _said(source, "bf16", device)
+    quantised = _said(source, weight_format, device, rounded=True)
     read_back, reader = read_logits(folder, weight_format, quantised.rows, device)
     difference = distance(quantised.logits, read_back)
     require_same(
@@ -107,9 +109,8 @@ def _has_reader(weight_format: str) -> bool:
     return importlib.util.find_spec(READERS[weight_format].replace("-", "_")) is not None
 
 
-def _said(folder: Path, kind: WeightFormat, device: str) -> Said:
+def _said(folder: Path, kind: WeightFormat, device: str, *, rounded: bool = False) -> Said:
     """Return what a folder says as this project reads it in a format."""
-    with released():
-        return said_by(
-            load_policy(folder, weight_format=kind, compute_dtype=DTYPE, device=device), folder
-        )
+    load = partial(load_policy, weight_format=kind, compute_dtype=DTYPE, device=device)
+    with released():  # without a name for the policy, which would hold it
+        return said_by(load(folder), folder, rounded=rounded)
