@@ -93,13 +93,13 @@ def _carry_out(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from repro.regression.regression_commands import judged_or_not, main_compare
+    from repro.report.regression import judged_or_not, main_compare
 
     return judged_or_not(main_compare, args)
 
 
 def _regress(args: argparse.Namespace) -> int:
-    from repro.regression.regression_commands import judged_or_not, main_regress
+    from repro.report.regression import judged_or_not, main_regress
 
     def run(line: Sequence[str]) -> int:
         return _carry_out(build_parser().parse_args(["run", *line]))

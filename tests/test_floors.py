@@ -40,7 +40,6 @@ ALLOWED = {
     "repro/judge": _VERDICTS,
     # Of the door, the parsers, of which the reference of commands is written.
     "repro/report": (*_VERDICTS, "repro.judge", "repro.door.command_line"),
-    "repro/regression": (*_VERDICTS, "repro.judge", "repro.report"),
     # Of models, what checkpoints weigh, which needs no torch; of the door, its parser.
     "figures": (
         *_VERDICTS,
@@ -117,7 +116,7 @@ def test_a_floor_imports_only_floors_below_it(folder):
 
 
 def test_no_record_or_measurement_reaches_a_verdict():
-    judging = ("evidence/verdicts", "judge", "report", "regression", "run", "__main__.py")
+    judging = ("evidence/verdicts", "judge", "report", "run", "__main__.py")
     for path in python_files("repro"):
         verdicts = [name for name in imports_of(path) if is_inside(name, "repro.evidence.verdicts")]
         assert not verdicts or str(path.relative_to(ROOT / "repro")).startswith(judging), path

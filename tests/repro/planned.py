@@ -76,7 +76,7 @@ _LATE_IMPORTS = (
     "figures.__main__",
     "repro.judge.blessed",
     "repro.judge.blessing",
-    "repro.regression.regression_commands",
+    "repro.report.regression",
     "repro.report.console",
     "repro.run.listing",
     "repro.report.page_blocks",

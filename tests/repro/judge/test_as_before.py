@@ -6,7 +6,7 @@ import pytest
 
 from repro.evidence.record import Estimate
 from repro.judge.as_before import Side, compare
-from repro.regression.judgement import EXIT_STATUS, Judgement
+from repro.report.regression import EXIT_STATUS, Judgement
 from repro.spec.config import digest_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier

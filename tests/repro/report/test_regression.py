@@ -11,7 +11,7 @@ from repro.__main__ import main
 from repro.judge import blessing
 from repro.judge.blessing import bless
 from repro.judge.gathering import Evidence, gather
-from repro.regression import regression_commands as command
+from repro.report import regression as command
 from repro.run.execute import INTERRUPTED
 from repro.run.select import Selection
 from repro.spec.config import digest_of

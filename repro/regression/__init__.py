@@ -1,1 +1,0 @@
-"""The commands `compare` and `regress`: whether records are worse, by `repro.judge.as_before`."""
