@@ -162,15 +162,19 @@ def _verdicts(
     """
     target = selection.target
     absent = _absent_arms(selection, evidence)
-    refused = {
-        claim.name: mismatch
-        for claim in target.claims
-        if not set(claim.arms) & set(absent)
-        and (mismatch := _mismatch(selection, claim, evidence)) is not None
-    }
-    evidence.refused += [(place, mismatch) for mismatch in refused.values()]
+    lost = evidence.lost([arm.name for arm in target.arms])
+    metrics = {metric.name: metric for metric in target.metrics}  # at a tier without a scale, too
     plans = Plans(selection, read_plans(expected))
-    judged = _judged(selection, evidence, absent, refused)
+    judged = judge(
+        target.claims,
+        metrics,
+        {name: evidence.values(name) for name in metrics},
+        absent,
+        lost,
+        settled=_settled(selection, evidence, absent, place),
+        fewest=SMOKE_SEEDS if selection.tier is Tier.SMOKE else MINIMUM_SEEDS,
+        timed=evidence.timed,
+    )
     ordered = []
     for claim, verdict in zip(target.claims, judged, strict=True):
         marks = {
@@ -181,7 +185,6 @@ def _verdicts(
             ONE_PROCESS: _one_process(claim, evidence),
         }
         ordered.append(marked(_with_caveat(selection, claim, evidence, verdict), marks))
-    lost = evidence.lost([arm.name for arm in target.arms])
     for expectation in _expectations(selection, evidence.device, expected):
         verdict = judge_expectation(
             expectation,
@@ -198,34 +201,25 @@ def _verdicts(
     return ordered
 
 
-def _judged(
-    selection: Selection,
-    evidence: Evidence,
-    absent: Mapping[str, str],
-    refused: Mapping[str, str],
-) -> list[Verdict]:
-    """Return a verdict per claim; claims of the paper are not addressed at the smoke tier."""
-    target, smoke = selection.target, selection.tier is Tier.SMOKE
-    metrics = {metric.name: metric for metric in target.metrics}  # at a tier without a scale, too
-    sentence = "the smoke tier judges the machinery alone"
-    addressed = [
-        claim for claim in target.claims if claim.mechanism or not smoke or claim.name in refused
-    ]
-    judged = judge(
-        addressed,
-        metrics,
-        {name: evidence.values(name) for name in metrics},
-        absent,
-        evidence.lost(arm.name for arm in target.arms),
-        refused=refused,
-        fewest=SMOKE_SEEDS if smoke else MINIMUM_SEEDS,
-        timed=evidence.timed,
-    )
-    known = {verdict.name: verdict for verdict in judged}
-    return [
-        known.get(claim.name) or undecided(claim, metrics[claim.metric], "not addressed", sentence)
-        for claim in target.claims
-    ]
+def _settled(
+    selection: Selection, evidence: Evidence, absent: Mapping[str, str], place: Path
+) -> dict[str, Verdict]:
+    """Return the verdicts on claims that no test decides, by name.
+
+    Those whose arms must not be compared, and at the smoke tier the paper's.
+    """
+    settled = {}
+    for claim in selection.target.claims:
+        metric = selection.target.metric(claim.metric)
+        recorded = not set(claim.arms) & set(absent)
+        mismatch = _mismatch(selection, claim, evidence) if recorded else None
+        if mismatch is not None:
+            evidence.refused.append((place, mismatch))
+            settled[claim.name] = undecided(claim, metric, "not run", f"refused: {mismatch}")
+        elif selection.tier is Tier.SMOKE and not claim.mechanism:
+            sentence = "the smoke tier judges the machinery alone"
+            settled[claim.name] = undecided(claim, metric, "not addressed", sentence)
+    return settled
 
 
 def mixed_versions(claim: Claim, evidence: Evidence) -> str:

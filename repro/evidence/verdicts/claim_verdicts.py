@@ -15,7 +15,7 @@ from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.comparison import Compared, blocks_of, bound_of, compare, contrasts
 from repro.evidence.verdicts.secondary import secondary_text
 from repro.evidence.verdicts.sizes import Pair, Sizes, Values, not_testable, sizes_of, undecidable
-from repro.evidence.verdicts.verdict import MINIMUM_SEEDS, Status, Verdict
+from repro.evidence.verdicts.verdict import MINIMUM_SEEDS, OUTSIDE_FAMILY, Status, Verdict
 from repro.spec.claim import ALPHA, Claim, Metric
 
 
@@ -37,7 +37,7 @@ def judge(
     absent: Mapping[str, str],
     lost: Mapping[str, str],
     *,
-    refused: Mapping[str, str] | None = None,
+    settled: Mapping[str, Verdict] | None = None,
     fewest: int = MINIMUM_SEEDS,
     timed: bool = False,
 ) -> list[Verdict]:
@@ -53,8 +53,8 @@ def judge(
         {arm: sentence} for arms without usable records.
     lost
         {arm: sentence} for arms with planned seeds that failed or have no record.
-    refused
-        {claim: sentence} for claims whose arms must not be compared.
+    settled
+        {claim: verdict} for claims that no test decides.
     fewest
         Seeds that a verdict needs; timed repeats need `MINIMUM_REPEATS`.
     timed
@@ -62,9 +62,7 @@ def judge(
     """
     needed, pair = (st.MINIMUM_REPEATS, "repeat") if timed else (fewest, "seed")
     tested = [
-        undecided(claim, metrics[claim.metric], "not run", f"refused: {refused[claim.name]}")
-        if refused and claim.name in refused
-        else _test(claim, metrics, values, absent, lost, needed, pair)
+        (settled or {}).get(claim.name) or _test(claim, metrics, values, absent, lost, needed, pair)
         for claim in claims
     ]
     final = [item if isinstance(item, Verdict) else item.verdict for item in tested]
@@ -89,7 +87,7 @@ def _counts(claim: Claim, item: _Tested | Verdict) -> bool:
     """Whether a claim is one of its family: tested, or stated and without a test."""
     if isinstance(item, _Tested):
         return True
-    return not undecidable(claim) and item.status != "not testable"
+    return not undecidable(claim) and item.status not in OUTSIDE_FAMILY
 
 
 def _test(

@@ -52,6 +52,8 @@ Status = Literal[
 ]
 # Statuses in which a direction is significant, whatever its size.
 SHOWN: tuple[Status, ...] = ("reproduced", "below a tenth", "contradicted")
+# Those of claims that nothing is corrected for.
+OUTSIDE_FAMILY: tuple[Status, ...] = ("not testable", "not addressed")
 
 # Marks of verdicts. An exploratory one is of settings that no target states, and is no result; in
 # repeats of one process processes do not differ; of mixed versions the libraries may.
@@ -153,8 +155,7 @@ def with_discovery_rate(verdicts: Sequence[Verdict]) -> list[Verdict]:
     By Benjamini and Hochberg's method over all claims but those about the machinery, which are
     expected to hold; one without a test has p = 1, if it is testable.
     """
-    left_out = ("not testable", "not addressed")
-    study = [v for v in verdicts if v.about == "claim" and v.status not in left_out]
+    study = [v for v in verdicts if v.about == "claim" and v.status not in OUTSIDE_FAMILY]
     rates = st.false_discovery([1.0 if v.p_alone is None else v.p_alone for v in study])
     by_verdict = {id(v): q for v, q in zip(study, rates, strict=True) if v.p_alone is not None}
     found = []

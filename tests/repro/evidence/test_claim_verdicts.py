@@ -7,7 +7,7 @@ from statistics import stdev
 
 import pytest
 
-from repro.evidence.verdicts.claim_verdicts import judge
+from repro.evidence.verdicts.claim_verdicts import judge, undecided
 from repro.evidence.verdicts.expectation import Expectation
 from repro.evidence.verdicts.verdict import Verdict, judge_expectation, with_discovery_rate
 from repro.spec.claim import Claim, Dose, Effect, Metric, slope
@@ -112,9 +112,8 @@ def test_a_claim_without_a_test_counts_in_its_family_with_p_of_1():
     pair = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
     others = [claim("c", "b", name="absent"), claim("a", "b", name="design", draws=1)]
     others.append(claim("a", "b", name="refused"))
-    first = judge(
-        [difference(), *others], METRICS, pair, {"c": "not sent"}, {}, refused={"refused": "why"}
-    )
+    refused = {"refused": undecided(others[-1], ACCURACY, "not run", "why")}
+    first = judge([difference(), *others], METRICS, pair, {"c": "not sent"}, {}, settled=refused)
     # Three of four: no records could decide the one on a single draw.
     assert "(simultaneous over 3)" in first[0].sentence
     alone = judge([difference()], METRICS, pair, {}, {})[0]
