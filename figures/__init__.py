@@ -1,6 +1,6 @@
 """Pictures, drawn from checks of records: `python -m figures --records runs --out figures_out`.
 
-Kinds: `curves`, rows with `intervals`, `bars`, the `roofline`; `paper_pictures` are in its panels.
+Kinds: `curves`, rows with `intervals`, `bars`; `paper_pictures` are in its panels.
 What they show is what pages say, computed in the same place. Nothing here imports torch.
 """
 

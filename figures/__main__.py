@@ -17,7 +17,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import bars, curves, intervals, paper_pictures, roofline
+from figures import bars, curves, intervals, paper_pictures
 from figures.panels import PICTURES
 from figures.paper_pictures import Found
 from repro.door.command_parser import SentenceParser
@@ -240,10 +240,8 @@ def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[_Named]:
             yield picture, _OF_SYSTEMS[kind](shown, expected, f"{title}{behind}")
     for checked in checks:
         if checked.selection.target.procedure == "operation":
-            yield (
-                "kernels_roofline",
-                roofline.draw(checked, f"Linear layers over the rows of x{behind}"),
-            )
+            title = f"Linear layers over the rows of x{behind}"
+            yield "kernels_roofline", curves.linear_layers(checked, title)
 
 
 def save(figure: Figure, out: Path, name: str, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:

@@ -1,13 +1,15 @@
-"""Curves: reward and entropy over training steps, tokens per second over batch."""
+"""Curves: over training steps, of rollouts over batch, of linear layers over the rows of x."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from math import ceil
 from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -17,16 +19,20 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator
 
 from figures import captions
-from figures.style import GREY, Style, frame, ink, looks_of, new_figure, styles, tidy
+from figures.style import COLOURS, GREY, Style, frame, ink, looks_of, new_figure, styles, tidy
 from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.origins import grouped_by
+from repro.evidence.record import Record
 from repro.judge.check import Checked
 from repro.report.doses import BASE
-from repro.report.systems_rates import RATE, comparisons, printed_rates
+from repro.report.systems_rates import comparisons, measured_rates, printed_rates
+from repro.spec.shapes import shape_named
 
 WINDOW = 5
 # Arms of one format share its colour, so each has a marker and a dash of its own.
 _MARKED = tuple(zip(cycle("os^D"), ("-", "--", ":", "-.") * 4, strict=False))
+_OURS = re.compile(r"seconds_ours_(\w+)_(\d+)")
+_BYTES_PER_WEIGHT = 9 / 16
 # Of a line, as many as are told apart.
 _STEPS = 50
 # A white edge lifts a mean from the runs behind it.
@@ -202,14 +208,10 @@ def rates(checks: Sequence[Checked], expected: Path) -> Rates:
     found: dict[tuple[str, str], list[Point]] = {}
     for checked in checks:
         printed = printed_rates(checked.selection.target, expected)
-        for metric in checked.selection.target.metrics:
-            if not (match := RATE.fullmatch(metric.name)):
-                continue
-            for arm, values in checked.evidence.values(metric.name).items():
-                place, mean = int(match[2]), mean_interval([*values.values()])
-                paper = printed.get((match[1], arm, place))
-                point = Point(place=place, mean=mean, paper=paper)
-                found.setdefault((match[1], arm), []).append(point)
+        for model, batch, arm, values in measured_rates(checked):
+            mean = mean_interval([*values.values()])
+            point = Point(place=batch, mean=mean, paper=printed.get((model, arm, batch)))
+            found.setdefault((model, arm), []).append(point)
     ordered = sorted(found, key=lambda key: int(key[0].rstrip("b")))
     return {key: sorted(found[key], key=lambda point: point.place) for key in ordered}
 
@@ -244,30 +246,36 @@ def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
                 below.annotate(f"{ratio:.2f}", (point.place, ratio), xytext=(0, 6),
                                ha="center", textcoords="offset points", fontsize=8,
                                color=ink(style.colour), bbox=BEHIND)  # fmt: skip
-        above.set_yscale("log")
+        places = sorted({p.place for (name, _), of in lines.items() if name == model for p in of})
+        _frame_column(above, below, f"Qwen2.5-{model.upper()}", "{x:,.0f}", places, "batch")
         above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        above.yaxis.set_major_formatter("{x:,.0f}")
         above.minorticks_off()
         below.axhline(1.0, color=looks[BASE].colour, linewidth=1.2)
         below.set_ylim(0, 1.12 * max(p.ends[1] for of in ratios.values() for p in of))
-        tidy(above)
-        tidy(below)
-        above.set_title(f"Qwen2.5-{model.upper()}", fontsize=10, loc="left")
-        places = sorted({p.place for (name, _), of in lines.items() if name == model for p in of})
         room = max(places[-1] / places[0], 2) ** 0.13
-        # Batches are powers of two.
-        below.set_xscale("log", base=2)
         below.set_xlim(places[0] / room, places[-1] * room)
-        below.set_xticks(places)
-        below.xaxis.set_major_formatter("{x:g}")
         below.minorticks_off()
-        below.set_xlabel("batch")
     grid[0][0].set_ylabel("tokens per second")
     grid[1][0].set_ylabel("times 16-bit LoRA's")
     records = [record for checked in checks for record in checked.evidence.every_record()]
     note = f"{captions.origin(records)}; mean and 95 % interval\n{captions.rollouts(records)}"
     frame(figure, title, f"{note}; {captions.adapter(records)}", _keys(lines, looks))
     return figure
+
+
+def _frame_column(
+    above: Axes, below: Axes, title: str, form: str, places: Sequence[float], xlabel: str
+) -> None:
+    """Set title and axes of two panels over powers of two: a logarithmic one, and ratios below."""
+    tidy(above)
+    tidy(below)
+    above.set_title(title, fontsize=10, loc="left")
+    above.set_yscale("log")
+    above.yaxis.set_major_formatter(form)
+    below.set_xscale("log", base=2)
+    below.set_xticks(places)
+    below.xaxis.set_major_formatter("{x:g}")
+    below.set_xlabel(xlabel)
 
 
 def _draw_rates(axes: Axes, points: Sequence[Point], style: Style) -> None:
@@ -296,3 +304,82 @@ def _keys(lines: Rates, looks: Mapping[str, Style]) -> list[Line2D]:
         handles.append(Line2D([], [], color=GREY, marker="o", markerfacecolor="none", markersize=7,
                               linestyle="", label="the paper, on one H100-80GB"))  # fmt: skip
     return handles
+
+
+# Rows of x, then microseconds of the four layers together: ours, bfloat16's, the floor's.
+Timed = tuple[int, float, float, float]
+
+
+def times(checked: Checked) -> dict[str, dict[str, list[Timed]]]:
+    """Return {block: {arm: times}} of what the records time, from few rows of x to many."""
+    found: dict[str, dict[str, list[Timed]]] = {}
+    for arm, by_seed in checked.evidence.records.items():
+        timed = [*by_seed.values()]
+        matches = filter(None, map(_OURS.fullmatch, timed[0].metrics))
+        for block, count in sorted((match[1], int(match[2])) for match in matches):
+            ours, bf16 = (
+                _median(timed, f"seconds_{by}_{block}_{count}") for by in ("ours", "bf16")
+            )
+            point = (count, ours * 1e6, bf16 * 1e6, _floor(timed, block, count) * 1e6)
+            found.setdefault(block, {}).setdefault(arm, []).append(point)
+    return found
+
+
+def _median(records: Sequence[Record], metric: str) -> float:
+    values = [record.value(metric) for record in records]
+    return median(value for value in values if value is not None)
+
+
+def _floor(records: Sequence[Record], block: str, count: int) -> float:
+    timing = [record.facts["timing"] for record in records]
+    copy = median(float(item["bytes_per_second"]) for item in timing)
+    matmul = median(float(item["flops_per_second"]) for item in timing)
+    weights = sum(N * K for N, K in shape_named(block).projections().values())
+    return max(weights * _BYTES_PER_WEIGHT / copy, 2 * count * weights / matmul)
+
+
+def linear_layers(checked: Checked, title: str) -> Figure | None:
+    """Return the figure of a decoder block's linear layers, a column per block.
+
+    Above the time, below the gain over bfloat16. The floor is what the device's own measured rates
+    allow: the weights' bytes at the copy rate, or the arithmetic at the matmul rate, whichever is
+    longer. Medians over seeds.
+    """
+    found = times(checked)
+    if not found:
+        return None
+    blocks = sorted(found, key=lambda name: int(name.rstrip("b")))
+    figure = new_figure(5.0 * len(blocks), 7.0)
+    grid = figure.subplots(2, len(blocks), sharex=True, squeeze=False)
+    looks = styles(checked.selection.target.arms)
+    for (above, below), block in zip(grid.T, blocks, strict=True):
+        _draw_layers(above, below, found[block], looks)
+        heading = f"Qwen2.5-{block.upper()}, four linear layers"
+        rows = sorted({time[0] for of_arm in found[block].values() for time in of_arm})
+        _frame_column(above, below, heading, "{x:g}", rows, "rows of x")
+        below.set_ylim(bottom=0.0)
+        below.tick_params(axis="x", labelrotation=45)
+    grid[0][0].set_ylabel("microseconds")
+    grid[1][0].set_ylabel("times as fast as BF16")
+    timed = [r for r in checked.evidence.every_record() if any(map(_OURS.fullmatch, r.metrics))]
+    note = "medians; floor: 4-bit weights at the measured copy or matmul rate"
+    keys = grid[0][0].get_legend_handles_labels()[0]
+    frame(figure, title, f"{captions.origin(timed)}; {note}", keys)
+    return figure
+
+
+def _draw_layers(
+    above: Axes, below: Axes, found: Mapping[str, Sequence[Timed]], looks: Mapping[str, Style]
+) -> None:
+    """Draw each format's line and, by the rows of the first, bfloat16's and the floor."""
+
+    def draw_line(arm: str, place: int, **look: Any) -> None:
+        columns = [*zip(*found[arm], strict=True)]
+        above.plot(columns[0], columns[place], **look)
+        below.plot(columns[0], [time[2] / time[place] for time in found[arm]], **look)
+
+    arms = [arm for arm in looks if arm in found]
+    for arm in arms:
+        draw_line(arm, 1, color=looks[arm].colour, marker="o", markersize=3, label=looks[arm].label)
+    draw_line(arms[0], 2, color=COLOURS["bf16"], label="BF16")
+    draw_line(arms[0], 3, color="#000000", linestyle=":", label="floor of 4 bits")

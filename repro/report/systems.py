@@ -16,7 +16,13 @@ from repro.evidence.origins import grouped_by
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, device_title, span
-from repro.report.systems_rates import RANK, RATE, comparisons, printed_speedup, ratio_span
+from repro.report.systems_rates import (
+    RANK,
+    comparisons,
+    measured_rates,
+    printed_speedup,
+    ratio_span,
+)
 from repro.report.tables import NOTHING, by_device, of_targets, table
 from repro.report.verdict_words import CLAIMS, Kind, all_bars, counted, kind_of, notes_on, of_kind
 from repro.spec.config import OperationScale
@@ -141,23 +147,18 @@ def _counted_once(verdicts: Sequence[Verdict]) -> str:
 
 def _rates(checks: Sequence[Checked]) -> list[str]:
     """Return tokens per second by model and batch: 16-bit LoRA and QeRL on each device."""
-    metrics: dict[str, tuple[int, int]] = {}
-    rates: dict[tuple[str, str, str], str] = {}
+    rates: dict[tuple[int, int], dict[tuple[str, str], str]] = {}
     for checked in checks:
-        for metric in checked.selection.target.metrics:
-            if not (match := RATE.fullmatch(metric.name)):
-                continue
-            for arm, values in checked.evidence.values(metric.name).items():
-                metrics[metric.name] = int(match[1].rstrip("b")), int(match[2])
-                mean = fmean(values.values())
-                # A table of the paper's comes before the target of larger batches.
-                rates.setdefault((metric.name, checked.evidence.device, arm), f"{mean:,.0f}")
+        for model, batch, arm, values in measured_rates(checked):
+            own = rates.setdefault((int(model.rstrip("b")), batch), {})
+            # A table of the paper's comes before the target of larger batches.
+            own.setdefault((checked.evidence.device, arm), f"{fmean(values.values()):,.0f}")
     devices = device_heads(by_device(checks))
     arms = {"bf16_lora": "16-bit LoRA", "nvfp4_lora": "QeRL"}
     rows = [
         [f"{size}B", f"{batch}",
-         *(rates.get((name, device, arm), "") for device in devices for arm in arms)]
-        for name, (size, batch) in sorted(metrics.items(), key=lambda item: item[1])
+         *(own.get((device, arm), "") for device in devices for arm in arms)]
+        for (size, batch), own in sorted(rates.items())
     ]  # fmt: skip
     heads = [f"{title}, {label}" for title in devices.values() for label in arms.values()]
     return table(["model", "batch", *heads], rows) or NOTHING

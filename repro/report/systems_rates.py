@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.not_run import reason
 from repro.evidence.paper import paper_cells
+from repro.evidence.verdicts.sizes import Pair
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import span
@@ -49,6 +50,14 @@ class RatePair:
     ratio: Interval | None
     paper: float | None
     verdict: Verdict | None
+
+
+def measured_rates(checked: Checked) -> Iterator[tuple[str, int, str, Mapping[Pair, float]]]:
+    """Yield (model, batch, arm, values) of each rate of a check that was measured."""
+    for metric in checked.selection.target.metrics:
+        if match := RATE.fullmatch(metric.name):
+            for arm, values in checked.evidence.values(metric.name).items():
+                yield match[1], int(match[2]), arm, values
 
 
 def comparisons(checked: Checked, expected: Path) -> list[RatePair]:
