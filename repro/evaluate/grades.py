@@ -102,7 +102,7 @@ class Answers:
         """
         tallies = self.tallies()
         named = {"right": "accuracy"} | SHARES
-        percents = {metric: share_of(tallies[part]) for part, metric in named.items()}
+        percents = {metric: share_of(tuple(tallies[part])) for part, metric in named.items()}
         tokens = mean_of_problems(self._means("tokens", scale=1.0), "tokens")
         return percents | {"completion_tokens_mean": tokens} | at_k_metrics(tallies, ks)
 

@@ -134,11 +134,11 @@ def _answered(tallies: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str,
     for name, tally in tallies.items():
         if not sum(tally["right"]):
             continue  # nothing could be graded
-        accuracy = share_of(tally["right"])
+        accuracy = share_of(tuple(tally["right"]))
         metrics[name] = accuracy
         if name != "accuracy" and name not in sets:
             continue
-        beside = {metric: share_of(tally[part]) for part, metric in SHARES.items()}
+        beside = {metric: share_of(tuple(tally[part])) for part, metric in SHARES.items()}
         several = at_k_metrics(tally, at)
         if name == "accuracy":
             metrics |= beside | several
@@ -427,7 +427,9 @@ def _over(series: Series, name: str, unit: str, end: str = "first") -> Estimate:
     return Estimate(value=value, unit=unit, n=len(values), method=how)
 
 
-def share_of(tally: Sequence[int]) -> Estimate:
+# Cached: each target that reads a record needs it, and an exact deviation takes a millisecond.
+@functools.lru_cache(maxsize=4096)
+def share_of(tally: tuple[int, ...]) -> Estimate:
     """Return a mean percentage over problems with its 95 % t interval.
 
     Parameters
@@ -435,12 +437,6 @@ def share_of(tally: Sequence[int]) -> Estimate:
     tally
         Number of problems for which 0, 1, ... samples have the property.
     """
-    return _share_of(tuple(tally))
-
-
-# Cached: each target that reads a record needs it, and an exact deviation takes a millisecond.
-@functools.lru_cache(maxsize=4096)
-def _share_of(tally: tuple[int, ...]) -> Estimate:
     samples = len(tally) - 1
     return mean_of_problems(
         _each([(100.0 * n / samples, c) for n, c in enumerate(tally)]), "percent"

@@ -135,9 +135,9 @@ def test_damaged_linked_and_bloated_files_are_a_sentence(packed, monkeypatch):
 
 def test_tallies_of_more_problems_than_there_are_are_refused_at_once():
     with pytest.raises(ValueError, match="problems"):
-        share_of([10**12, 1])
+        share_of((10**12, 1))
     with pytest.raises(ValueError, match="problems"):
-        share_of([-(10**9), 10**9])
+        share_of((-(10**9), 10**9))
 
 
 def test_edited_foreign_and_repeated_records_count_for_nothing(packed, capsys):
