@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, linear_regression
+
+import numpy as np
 
 from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.paper import paper_cells
@@ -66,33 +67,23 @@ class ArmValues:
         if self.arm.name == self.base or len(over) < 2:
             return None
         values, starts = (self.checked.evidence.values(of) for of in (metric, start))
-        compared = {self.arm.name, self.base, *over}
-        if not compared <= values.keys() & starts.keys():
+        compared = [self.arm.name, self.base, *over]
+        if not {*compared} <= values.keys() & starts.keys():
             return None
-        seeds = sorted(set.intersection(*(set(values[arm]) & set(starts[arm]) for arm in compared)))
+        seeds = sorted(
+            set.intersection(*(set(of[arm]) for of in (values, starts) for arm in compared))
+        )
+        heights, begun = (
+            np.array([[of[arm][seed] for seed in seeds] for arm in compared])
+            for of in (values, starts)
+        )  # (arms, seeds)
         speeds = metric == _STEPS
-        heights = {
-            arm: [-math.log(values[arm][seed]) if speeds else values[arm][seed] for seed in seeds]
-            for arm in compared
-        }
-        means = [fmean(starts[arm][seed] for arm in over) for seed in seeds]
-        slope, _ = linear_regression(
-            [
-                starts[arm][seed] - mean
-                for arm in over
-                for seed, mean in zip(seeds, means, strict=True)
-            ],
-            [height for arm in over for height in heights[arm]],
-            proportional=True,
-        )
-        left = mean_interval(
-            [
-                own - base - slope * (starts[self.arm.name][seed] - starts[self.base][seed])
-                for seed, own, base in zip(
-                    seeds, heights[self.arm.name], heights[self.base], strict=True
-                )
-            ]
-        )
+        if speeds:
+            heights = -np.log(heights)
+        apart = begun[2:] - begun[2:].mean(axis=0)
+        slope = (apart * heights[2:]).sum() / (apart**2).sum()
+        (own, base, *_), (start_own, start_base, *_) = heights, begun
+        left = mean_interval((own - base - slope * (start_own - start_base)).tolist())
         if not speeds:
             return left
         low, value, high = (math.exp(end or 0.0) for end in (left.low, left.value, left.high))
