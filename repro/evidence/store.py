@@ -140,11 +140,6 @@ class Blessed:
     tier: str
     device: str | None
 
-    def targets(self) -> list[tuple[str, str]]:
-        """Return (tier, target) of each CSV file."""
-        folder = self.place(self.tier, "any").parent
-        return [(self.tier, path.stem) for path in sorted(folder.glob("*.csv"))]
-
     def has(self, target: str) -> bool:
         """Whether this source has blessed records of the target itself."""
         return self.place(self.tier, target).is_file()

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from repro.evidence.receipts import violations
-from repro.evidence.store import blessed_sources
+from repro.evidence.store import read_stored
 from repro.measure.step_measure import step_shape
 from repro.models.memory_plan import plan_memory
 from repro.spec.arm import WEIGHT_FORMATS
 from repro.spec.step_scale import StepPoint, StepScale
-from repro.spec.tier import Tier
 from repro.targets.steps import NVFP4
 
 EXPECTED = Path(__file__).resolve().parents[3] / "expected"
@@ -40,13 +39,11 @@ class Peak:
 
 
 def records():
-    for source in blessed_sources(EXPECTED, Tier.SYSTEMS):
-        for tier, target in source.targets():
-            for entry in source.entries(tier, target):
-                record = entry.read()
-                settings = record.environment["variables"].get("PYTORCH_CUDA_ALLOC_CONF", "")
-                if record.procedure == "step_time" and "expandable_segments:True" in settings:
-                    yield f"{source.device}/{target}", record
+    for path in sorted((EXPECTED / "records" / "systems").rglob("*.csv")):
+        for record in read_stored(path):
+            settings = record.environment["variables"].get("PYTORCH_CUDA_ALLOC_CONF", "")
+            if record.procedure == "step_time" and "expandable_segments:True" in settings:
+                yield f"{path.parent.name}/{path.stem}", record
 
 
 def measured():
