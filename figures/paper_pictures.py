@@ -26,11 +26,11 @@ from figures import captions, curves
 from figures.panels import METHODS, PICTURES, Panel, Series
 from figures.style import COLOURS, GREY, Style, frame, name_ends, new_figure, tidy
 from repro.evidence.estimate import Interval, mean_interval
-from repro.evidence.paper import PaperCell, out_of_memory, paper_cells, read_paper
+from repro.evidence.paper import PaperCell, every_cell, read_paper
+from repro.evidence.store import csv_text
 from repro.judge.check import Checked
 from repro.models.memory_plan import checkpoint_bytes
 from repro.report.systems_rates import absent_because, comparisons
-from repro.report.tidy import as_csv
 from repro.spec.schedule import sigma_of_stage
 from repro.spec.shapes import shape_named
 from repro.spec.tier import Tier
@@ -97,19 +97,13 @@ def marks_of(name: str, found: Found, expected: Path) -> list[list[Mark]]:
     drawn = []
     for panel in panels:
         files = panel.files or (name,)
-        cells = [c for f in files for c in _cells(expected, f) if _belongs(c, panel, f)]
+        cells = [c for f in files for c in every_cell(expected, f) if _belongs(c, panel, f)]
         if panel.series:
             printed = [mark for cell in cells for mark in _points(panel, cell, known)]
             drawn.append([*_lines(panel, found), *printed])
         else:
             drawn.append(_bars(panel, cells, found, expected))
     return drawn
-
-
-def _cells(expected: Path, file: str) -> list[PaperCell]:
-    """Return a file's cells; where memory ran out in some, these in their places by batch."""
-    printed, without = paper_cells(expected, file), out_of_memory(expected, file)
-    return sorted([*without, *printed], key=lambda cell: cell.column) if without else printed
 
 
 def _belongs(cell: PaperCell, panel: Panel, file: str) -> bool:
@@ -453,4 +447,4 @@ def _keys(panels: Sequence[Panel], marks: Sequence[Mark]) -> list[Line2D | Patch
 def write_csv(marks: Sequence[Mark], path: Path) -> None:
     """Write exactly what is drawn, a row for each mark."""
     fields = [field.name for field in dataclasses.fields(Mark)]
-    replace_text(path, as_csv(map(dataclasses.asdict, marks), fields))
+    replace_text(path, csv_text(fields, map(dataclasses.astuple, marks)))

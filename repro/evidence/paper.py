@@ -55,18 +55,19 @@ def read_paper(path: Path) -> tuple[dict[str, Any], list[PaperCell]]:
     return raw, cells
 
 
-def out_of_memory(expected: Path, name: str) -> list[PaperCell]:
-    """Return the cells in which the paper prints that memory ran out; their value is nan."""
-    path = expected / "paper" / f"{name}.json"
-    raw, cells = read_paper(path) if path.is_file() else ({}, [])
-    of_row = {cell.row: cell for cell in cells}
-    return [
-        replace(of_row[row], id=f"{row}/{column}/{what}", column=column, quantity=what, value=nan)
-        for row, column, what in raw.get("out_of_memory", [])
-    ]
-
-
 def paper_cells(expected: Path, name: str) -> list[PaperCell]:
     """Return the cells of `expected/paper/<name>.json`, none if there is no such file."""
     path = expected / "paper" / f"{name}.json"
     return read_paper(path)[1] if path.is_file() else []
+
+
+def every_cell(expected: Path, name: str) -> list[PaperCell]:
+    """Return the same; where memory ran out in some, these, of value nan, in their places."""
+    path = expected / "paper" / f"{name}.json"
+    raw, cells = read_paper(path) if path.is_file() else ({}, [])
+    of_row = {cell.row: cell for cell in cells}
+    lost = [
+        replace(of_row[row], id=f"{row}/{column}/{what}", column=column, quantity=what, value=nan)
+        for row, column, what in raw.get("out_of_memory", [])
+    ]
+    return sorted([*lost, *cells], key=lambda cell: cell.column) if lost else cells

@@ -237,7 +237,7 @@ def entries_of(records: Iterable[Record], path: Path) -> list[Entry]:
                 arm=record.arm,
                 name=name,
                 path=path / record.arm / name,
-                read=functools.partial(_same, record),
+                read=lambda record=record: record,
             )
         )
     return sorted(entries, key=lambda entry: (entry.arm, entry.name))
@@ -266,10 +266,13 @@ def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) 
 
 def table_text(metrics: Sequence[str], records: Iterable[Record]) -> str:
     """Return the text of the CSV file: a line per record, a column per metric."""
+    return csv_text([*HEAD, *metrics], (_row(record, metrics) for record in records))
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return the text of a CSV file with these columns."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*HEAD, *metrics])
-    writer.writerows(_row(record, metrics) for record in records)
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
     return text.getvalue()
 
 
@@ -345,7 +348,3 @@ def raw_records(
 def stored_line(raw: dict[str, Any]) -> str:
     """Return JSON values as one line, alike for alike values."""
     return json.dumps(raw, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
-
-
-def _same(record: Record) -> Record:
-    return record

@@ -17,7 +17,7 @@ from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import cell_text, device_heads, quantity, span
 from repro.report.systems import RL_STEPS, SMALL_BATCHES, step_spans
-from repro.report.systems_rates import RatePair, comparisons, ratio_span
+from repro.report.systems_rates import comparisons, ratio_span
 from repro.report.tables import NOTHING, by_device
 from repro.report.tidy import effect_text, rendered
 from repro.report.verdict_words import (
@@ -117,10 +117,6 @@ def answer_lines(found: Sequence[Answer], absent: str = NOT_TESTED) -> dict[str,
     return lines
 
 
-def _compared(pairs: Sequence[RatePair]) -> Measured:
-    return ratio_span(pairs), [item.verdict for item in pairs if item.verdict is not None]
-
-
 def _beside_folded(measured: Measured, checks: Checks, *names: str, ending: str = "") -> Measured:
     """Add QeRL over 16-bit LoRA folded in, which decides nothing, by verdicts of such a name."""
     found = [one for name in names if name in checks for one in of_kind(checks[name], Kind.OPEN)]
@@ -132,16 +128,19 @@ def _beside_folded(measured: Measured, checks: Checks, *names: str, ending: str 
     return f"{said}; over merged LoRA, {named}: {ratios}" if said and ratios else said, verdicts
 
 
-def _small_batches(checks: Checks, expected: Path) -> Measured:
-    tables = [checks[name] for name in SMALL_BATCHES if name in checks]
-    pairs = [pair for checked in tables for pair in comparisons(checked, expected)]
-    return _beside_folded(_compared(pairs), checks, "table6_folded", "table8_folded")
-
-
-def _large_batches(checks: Checks, expected: Path) -> Measured:
-    pairs = comparisons(checks["rollout"], expected) if "rollout" in checks else []
-    measured = _compared([pair for pair in pairs if pair.place == 256])
-    return _beside_folded(measured, checks, "rollout_folded", ending="_256")
+def _rollouts(
+    names: Sequence[str], folded: Sequence[str], batch: int | None, checks: Checks, expected: Path
+) -> Measured:
+    """Return QeRL's ratios of the rollouts of targets, at one batch or at all of them."""
+    pairs = [
+        pair
+        for name in names
+        if name in checks
+        for pair in comparisons(checks[name], expected)
+        if batch in (None, pair.place)
+    ]
+    measured = ratio_span(pairs), [item.verdict for item in pairs if item.verdict is not None]
+    return _beside_folded(measured, checks, *folded, ending=f"_{batch}" if batch else "")
 
 
 def _steps(checks: Checks, expected: Path) -> Measured:
@@ -182,8 +181,8 @@ def _papers_number(checks: Checks, expected: Path) -> Measured:
 
 
 _MEASURED: Mapping[str, Callable[[Checks, Path], Measured]] = {
-    "small_batches": _small_batches,
-    "large_batches": _large_batches,
+    "small_batches": partial(_rollouts, SMALL_BATCHES, ("table6_folded", "table8_folded"), None),
+    "large_batches": partial(_rollouts, ("rollout",), ("rollout_folded",), 256),
     "steps": _steps,
     "memory": _memory,
     "entropy": partial(_claims, {"nvfp4_more_entropy_finished": ""}),

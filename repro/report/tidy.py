@@ -6,11 +6,9 @@ device, arm, seed and metric. `python -m repro check --table` writes both.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from repro.evidence.store import csv_text
 from repro.evidence.verdicts.verdict import Status, Verdict
 from repro.judge.check import Checked
 from repro.report.doses import ENTROPY, doses, treatment
@@ -217,24 +216,16 @@ def values(checks: Sequence[Checked]) -> list[dict[str, Any]]:
     return rows
 
 
-def as_csv(rows: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
-    """Return the text of a CSV file with these columns."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def write_table(checks: Sequence[Checked], expected: Path, name: str) -> None:
     """Write the statements to FILE.csv, the values to FILE.values.csv; `-` prints the former."""
-    rows = map(dataclasses.asdict, statements(checks, expected))
-    first = as_csv(rows, [field.name for field in dataclasses.fields(Row)])
+    rows = map(dataclasses.astuple, statements(checks, expected))
+    first = csv_text([field.name for field in dataclasses.fields(Row)], rows)
     if name == "-":
         print(first, end="")  # noqa: T201
         return
     path = Path(name)
-    both = {path: first, path.with_suffix(".values.csv"): as_csv(values(checks), _VALUE)}
+    second = csv_text(_VALUE, ([row[name] for name in _VALUE] for row in values(checks)))
+    both = {path: first, path.with_suffix(".values.csv"): second}
     replace_files({file: text.encode() for file, text in both.items()})
     print(f"wrote {path}")  # noqa: T201
 
