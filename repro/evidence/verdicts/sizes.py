@@ -56,54 +56,45 @@ def sizes_of(
     effect = claim.effect
     if effect is None:
         return None
-    scale = 1.0 if claim.log else _scale(claim, effect, metrics, values) / claim.steps
+    scale, share = _reference(claim, effect, metrics, values)
 
     def here(size: float) -> float:
-        return math.log(size) if claim.log else size * scale
+        return math.log(size) if claim.log else size * (scale / claim.steps)
 
     return Sizes(
         paper=None if effect.paper is None else here(effect.paper),
         tenth=None if effect.tenth is None else here(effect.tenth),
         matters=here(effect.matters),
-        share=_share(claim, effect),
+        share=share,
     )
 
 
-def _scale(
+def _reference(
     claim: Claim, effect: Effect, metrics: Mapping[str, Metric], values: Mapping[str, Values]
-) -> float:
-    """Return the quantity that a share refers to, in the metric's unit."""
+) -> tuple[float, str]:
+    """Return the quantity that a size refers to, in the metric's unit, and the size in words."""
+    size, baseline = effect.matters if effect.paper is None else effect.paper, claim.baseline
+    share = f"{100 * size:.2g} % of"
+    if effect.measure == "ratio":
+        return 1.0, f"{size:.3g} x"
     if effect.measure == "units":
-        return 1.0
+        return 1.0, ""
     if effect.measure == "of gain":
-        gains = values.get(GAIN, {}).get(claim.baseline)
+        gains = values.get(GAIN, {}).get(baseline)
         if not gains:
-            raise ValueError(
-                f"claim {claim.name}: {claim.baseline} has no {GAIN} to take shares of"
-            )
-        return fmean(gains.values())
-    mean = fmean(values[claim.metric][claim.baseline].values())
-    return mean if effect.measure == "of baseline" else _room(metrics[claim.metric], mean)
+            raise ValueError(f"claim {claim.name}: {baseline} has no {GAIN} to take shares of")
+        return fmean(gains.values()), f"{share} the gain of {baseline}"
+    mean = fmean(values[claim.metric][baseline].values())
+    if effect.measure == "of baseline":
+        return mean, f"{share} {baseline}'s mean"
+    left = _room(metrics[claim.metric], mean)
+    return left, f"{share} what {baseline} leaves below the ceiling"
 
 
 def _room(metric: Metric, mean: float) -> float:
     if metric.most is None:
         raise ValueError(f"metric {metric.name} has no ceiling")
     return metric.most - mean
-
-
-def _share(claim: Claim, effect: Effect) -> str:
-    size = effect.matters if effect.paper is None else effect.paper
-    if effect.measure == "ratio":
-        return f"{size:.3g} x"
-    if effect.measure == "units":
-        return ""
-    what = {
-        "of baseline": f"of {claim.baseline}'s mean",
-        "of gain": f"of the gain of {claim.baseline}",
-        "of shortfall": f"of what {claim.baseline} leaves below the ceiling",
-    }[effect.measure]
-    return f"{100 * size:.2g} % {what}"
 
 
 def not_testable(
