@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from repro.evidence.receipts import added_noise, device, grading, plausible, training, weights
+from repro.evidence.receipts import device, plausible, training, weights
 from repro.evidence.record import Record
 from repro.spec.config import RunConfig
 
@@ -49,20 +49,20 @@ _OF_POLICIES: tuple[Check, ...] = (
     weights.counts,
     weights.rounding,
 )
-_OF_ANSWERS: tuple[Check, ...] = (grading.answers, grading.grades)
+_OF_ANSWERS: tuple[Check, ...] = (training.answers, training.grades)
 _OF_TRAINING: tuple[Check, ...] = (
     training.training,
     training.advantages,
     training.rewards,
     training.rows,
-    added_noise.noise,
+    training.noise,
 )
 _OF_TIMES: tuple[Check, ...] = (device.timed, device.own_device)
 _OF_NUMBERS: tuple[Check, ...] = (plausible.inputs, plausible.nats, plausible.formed)
 CHECKS = {
     "train": (*_OF_POLICIES, *_OF_TRAINING, *_OF_ANSWERS, *_OF_NUMBERS, *_OF_TIMES),
     "evaluate": (*_OF_POLICIES, *_OF_ANSWERS, *_OF_NUMBERS, *_OF_TIMES),
-    "dose": (*_OF_POLICIES, added_noise.at_start, *_OF_NUMBERS, *_OF_TIMES),
+    "dose": (*_OF_POLICIES, training.at_start, *_OF_NUMBERS, *_OF_TIMES),
     "step_time": (plausible.steps, plausible.memory, *_OF_TIMES),
     "operation": (plausible.ratios, *_OF_TIMES),
     "throughput": (plausible.rates, *_OF_TIMES),
