@@ -124,10 +124,16 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
             new = side_of(str(place), selection, evidence)
             as_before = compare(selection.source, selection.tier, old, new)
     before = {(v.name, v.source): v.status for v in earlier if v.status != "not run"}
+    otherwise: Status | None = "reproduced" if selection.tier is Tier.SMOKE else None
     return Checked(
         selection=selection,
         evidence=evidence,
-        verdicts=[_since(item, selection.tier, before) for item in verdicts],
+        verdicts=[
+            dataclasses.replace(v, before=before.get((v.name, v.source), otherwise))
+            if v.is_bar
+            else v
+            for v in verdicts
+        ],
         lacking=lacking,
         as_before=as_before,
     )
@@ -141,16 +147,6 @@ def stored_evidence(selection: Selection, device: str | None, expected: Path) ->
     device = None if selection.tier is Tier.SMOKE else device
     stored = gather(selection, Blessed(expected, selection.tier.value, device), expected)
     return stored if stored.count or stored.refused else None
-
-
-def _since(verdict: Verdict, tier: Tier, before: Mapping[tuple[str, str], Status]) -> Verdict:
-    """Return a bar's verdict with its blessed one; other verdicts as they are."""
-    if not verdict.is_bar:
-        return verdict
-    otherwise: Status | None = "reproduced" if tier is Tier.SMOKE else None
-    return dataclasses.replace(
-        verdict, before=before.get((verdict.name, verdict.source), otherwise)
-    )
 
 
 def _verdicts(
