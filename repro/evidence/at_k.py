@@ -42,37 +42,31 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def majority_at_k(
-    counts: Sequence[int], correct: Sequence[bool], k: int, *, abstentions: int = 0
-) -> float:
+def majority_at_k(right: Sequence[int], wrong: Sequence[int], n: int, k: int) -> float:
     """Return the unbiased estimate of maj@k for one problem, ties broken evenly.
 
     Raises `ValueError` if k is not in [1, n].
 
     Parameters
     ----------
-    counts
-        How many samples gave each different answer.
-    correct
-        Whether that answer is right; more than one spelling may be.
+    right, wrong
+        How many of the n samples gave each right and each wrong answer; more than one spelling may
+        be right. Samples without an answer are drawn and do not vote: if all abstain, it fails.
     k
         Samples that vote.
-    abstentions
-        Samples without an answer: they are drawn, and do not vote. If all abstain, the vote fails.
     """
-    n = sum(counts) + abstentions
     _require_k(k, n)
+    counts = [*right, *wrong]
+    abstentions = n - sum(counts)
     if k == n:  # all of them vote, in one way
         most = max(counts, default=0)
-        winners = [right for count, right in zip(counts, correct, strict=True) if count == most]
-        return sum(1 / len(winners) for right in winners if right and most)
+        return sum(1 / counts.count(most) for count in right if count == most > 0)
     favourable = 0.0
-    for answer, count in enumerate(counts):
-        if correct[answer]:
-            others = [other for i, other in enumerate(counts) if i != answer]
-            for votes in range(1, min(count, k) + 1):
-                ways = comb(count, votes)
-                favourable += ways * _shared_wins(others, abstentions, votes, k - votes)
+    for place, count in enumerate(right):
+        others = counts[:place] + counts[place + 1 :]
+        for votes in range(1, min(count, k) + 1):
+            ways = comb(count, votes)
+            favourable += ways * _shared_wins(others, abstentions, votes, k - votes)
     return favourable / comb(n, k)
 
 

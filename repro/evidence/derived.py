@@ -4,7 +4,11 @@
 observations, and a new metric is also available for old runs. Blessed records are stored with fewer
 digits and series; for them the metrics computed at blessing are read (`repro.evidence.store`).
 Means of a series over all or the first steps (`train_<series>_mean`, `train_<series>_to_<N>`) are
-`Record.value`'s own. Tests along a run are `repro.evidence.held_out`'s.
+`Record.value`'s own.
+
+A run's last checkpoint is one draw of where it drifts; the mean of several late tests is a
+measurement. The tests along the run are the series `test_steps`, `test_accuracy` (sampled) and
+`test_accuracy_greedy`, in percent; the test at the end is the run's accuracy.
 
 `heldout_area` measures how fast accuracy grows: it is the mean of the held-out accuracy over the
 first `budget` sampled training tokens, interpolated linearly between evaluations and constant after
@@ -25,16 +29,18 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from statistics import fmean
 from typing import Any
 
 from repro.evidence.at_k import VOTING_SAMPLES, majority_at_k, pass_at_k
 from repro.evidence.estimate import Estimate, mean_interval
-from repro.evidence.held_out import along, mean_height
 from repro.spec.facts import Facts
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5
+# Share of a run's steps after which a test is a late one.
+LATE = Fraction(2, 3)
 _MOST_PROBLEMS = 1_000_000
 # Metrics besides the accuracy, each computed from one tally of the answers.
 SHARES = {
@@ -186,6 +192,73 @@ def derived_metrics(series: Series, token_budget: int) -> dict[str, Estimate]:
             value=accuracy[-1], unit="percent", method="held-out accuracy at the last evaluation"
         )
     return derived
+
+
+def along(series: Series, steps: int, end: Mapping[str, Estimate]) -> dict[str, Estimate]:
+    """Return `test_late` and `test_area`, of sampled and (`_greedy`) of greedy answers.
+
+    The first is the mean over the tests of the last third, the end among them; the second the mean
+    height of the curve from the first test to the end, straight between tests. Both in percent;
+    empty without tests along the run.
+
+    Raises `ValueError` if the tests are not as many as their steps, or the steps do not rise.
+
+    Parameters
+    ----------
+    steps
+        Of the whole run.
+    end
+        Metrics of the final policy: `accuracy` and `accuracy_greedy`.
+    """
+    metrics: dict[str, Estimate] = {}
+    for ending in ("", "_greedy"):
+        heights = [float(value or 0.0) for value in series.get(f"test_accuracy{ending}", ())]
+        places = [float(step or 0.0) for step in series.get("test_steps", ())]
+        last = end.get(f"accuracy{ending}")
+        if not heights or last is None or last.value is None:
+            continue
+        if len(places) != len(heights):
+            raise ValueError(f"{len(heights)} tests at {len(places)} steps")
+        places, heights = [*places, float(steps)], [*heights, last.value]
+        late = [
+            height for place, height in zip(places, heights, strict=True) if place >= LATE * steps
+        ]
+        from_first = [place - places[0] for place in places]
+        metrics[f"test_late{ending}"] = Estimate(
+            value=fmean(late),
+            unit="percent",
+            n=len(late),
+            method="mean over the tests of the last third of the steps, the end among them",
+        )
+        metrics[f"test_area{ending}"] = Estimate(
+            value=mean_height(from_first, heights, from_first[-1]),
+            unit="percent",
+            n=len(heights),
+            method=f"mean height of the tests from step {places[0]:.0f} on, straight between them",
+        )
+    return metrics
+
+
+def mean_height(places: Sequence[float], heights: Sequence[float], end: float) -> float:
+    """Return the mean height of a polyline over [0, end]; it is constant after its last place.
+
+    Raises `ValueError` if the places do not start at 0 or do not rise.
+
+    Parameters
+    ----------
+    places
+        Rising, from 0.
+    """
+    if not places or places[0] != 0 or any(b <= a for a, b in itertools.pairwise(places)):
+        raise ValueError(f"the curve's places must rise from 0; found {places}")
+    area = 0.0
+    corners = [*zip(places, heights, strict=True), (max(end, places[-1]), heights[-1])]
+    for (left, low), (right, high) in itertools.pairwise(corners):
+        width = min(right, end) - left
+        if width > 0:
+            at_stop = low + (high - low) * width / (right - left)
+            area += width * (low + at_stop) / 2
+    return area / end
 
 
 def training_metrics(
@@ -368,7 +441,10 @@ def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estim
                 of_k["maj"] = of_k["pass"]
             elif n <= VOTING_SAMPLES:
                 votes = tally[f"votes{ending}"]
-                of_k["maj"] = [(_majority(one, n, k), one["problems"]) for one in votes]
+                of_k["maj"] = [
+                    (majority_at_k(one["right"], one["wrong"], n, k), one["problems"])
+                    for one in votes
+                ]
             for name, shares in of_k.items():
                 how = f"{name}@{k}, unbiased from {n} samples"
                 metrics[f"{name}_at_{k}{ending}"] = _share_at(shares, how)
@@ -401,14 +477,6 @@ def explored(facts: Facts) -> dict[str, Estimate]:
 def _pass_shares(hits: Sequence[int], k: int) -> list[tuple[float, int]]:
     """Return pass@k and the number of problems, for each number of correct samples."""
     return [(pass_at_k(len(hits) - 1, right, k), count) for right, count in enumerate(hits)]
-
-
-def _majority(votes: Mapping[str, Any], n: int, k: int) -> float:
-    """Return maj@k of the problems with the same votes."""
-    right, wrong = votes["right"], votes["wrong"]
-    flags = [True] * len(right) + [False] * len(wrong)
-    abstentions = n - sum(right) - sum(wrong)
-    return majority_at_k([*right, *wrong], flags, k, abstentions=abstentions)
 
 
 def _share_at(shares: Sequence[tuple[float, int]], how: str) -> Estimate:

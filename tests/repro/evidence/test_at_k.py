@@ -44,12 +44,12 @@ def _majority_by_enumeration(answers, right, k):
     ],
 )
 def test_majority_at_k_is_the_share_of_subsets_won_with_ties_shared(answers, right):
-    names = sorted(set(answers) - {"-"})
-    counts = [answers.count(name) for name in names]
-    flags = [name in right for name in names]
+    votes = Counter(answers.replace("-", ""))
+    for_right, for_wrong = ([n for a, n in votes.items() if (a in right) is is_right]
+                            for is_right in (True, False))  # fmt: skip
     for k in range(1, len(answers) + 1):
         expected = _majority_by_enumeration(list(answers), set(right), k)
-        estimate = majority_at_k(counts, flags, k, abstentions=answers.count("-"))
+        estimate = majority_at_k(for_right, for_wrong, len(answers), k)
         assert estimate == pytest.approx(expected)
 
 

@@ -5,8 +5,13 @@ from statistics import fmean
 
 import pytest
 
-from repro.evidence.derived import at_k_metrics, curve_metrics, derived_metrics, training_metrics
-from repro.evidence.held_out import mean_height
+from repro.evidence.derived import (
+    at_k_metrics,
+    curve_metrics,
+    derived_metrics,
+    mean_height,
+    training_metrics,
+)  # fmt: skip
 from repro.evidence.receipts import violations
 from repro.spec.config import ProblemSet
 from repro.spec.target import plan

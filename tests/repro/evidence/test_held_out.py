@@ -7,8 +7,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from repro.evidence.derived import derive, explored
-from repro.evidence.held_out import along
+from repro.evidence.derived import along, derive, explored
 from repro.evidence.record import Estimate
 from repro.run.select import select
 from tests.repro.made_up import honest_record

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from repro.evidence.held_out import LATE
+from repro.evidence.derived import LATE
 from repro.evidence.verdicts.claim_verdicts import judge
 from repro.spec.claim import Metric
 from repro.spec.tier import Tier
