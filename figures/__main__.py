@@ -11,7 +11,7 @@ import argparse
 import io
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -33,15 +33,17 @@ from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_files
 
 DPI = 150
-# The pictures of the systems tier: a title for those that need one, and the targets in them.
-SYSTEMS_PICTURES = {
-    "tables_5_to_8_throughput": ("Rollouts of Tables 5 to 8",
+# The pictures of the systems tier: what draws them, a title, and the targets in them. Those without
+# are the paper's, by their first word.
+_Drawing = Callable[[Sequence[Checked], Path, str], Figure | None]
+SYSTEMS_PICTURES: dict[str, tuple[_Drawing | None, str, tuple[str, ...]]] = {
+    "tables_5_to_8_throughput": (curves.by_batch, "Rollouts of Tables 5 to 8",
                                  ("table5", "table6", "table7", "table8")),
-    "table9_ranks": ("", ("table9",)),
-    "figure11_ranks": ("", ("figure11",)),
-    "rollout_throughput": ("Rollout of up to 256 rows", ("rollout",)),
-    "table3_steps": ("GRPO step, Table 3", ("table3_3b", "table3", "table3_14b", "table3_32b")),
-    "memory": ("Memory of a GRPO step",
+    "table9_ranks": (None, "", ("table9",)),
+    "figure11_ranks": (None, "", ("figure11",)),
+    "rollout_throughput": (curves.by_batch, "Rollout of up to 256 rows", ("rollout",)),
+    "table3_steps": (None, "", ("table3_3b", "table3", "table3_14b", "table3_32b")),
+    "memory": (bars.memory, "Memory of a GRPO step",
                ("memory", "memory_dense", "memory_formats", "memory_budgets")),
 }  # fmt: skip
 # Without dates and versions: the same records give the same bytes.
@@ -53,9 +55,6 @@ _TRAINING = {
     "entropy_curves": ("Entropy during training", "entropy", "mean token entropy, nats"),
     "length_curves": ("Completion length during training", "completion_tokens", "tokens"),
 }
-# Of several targets, by the last word of a picture's name on the systems page, where its first
-# names no table or figure.
-_OF_SYSTEMS = {"throughput": curves.by_batch, "memory": bars.memory}
 # None where the records have nothing to draw.
 _Named = tuple[str, Figure | None]
 
@@ -231,13 +230,12 @@ def _of_targets(checks: Sequence[Checked], expected: Path) -> Iterator[_Named]:
 def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[_Named]:
     """Yield the pictures of the systems page."""
     behind, found = f"; {Tier.SYSTEMS.value} tier", paper_pictures.by_target(checks, ())
-    for picture, (title, targets) in SYSTEMS_PICTURES.items():
+    for picture, (drawing, title, targets) in SYSTEMS_PICTURES.items():
         shown = [one for one in checks if one.selection.target.name in targets]
-        first, _, kind = picture.rpartition("_")
-        if first in PICTURES and shown:
-            yield picture, paper_pictures.draw(first, found, expected)[0]
-        elif shown:
-            yield picture, _OF_SYSTEMS[kind](shown, expected, f"{title}{behind}")
+        if shown and drawing is None:
+            yield picture, paper_pictures.draw(picture.split("_")[0], found, expected)[0]
+        elif shown and drawing:
+            yield picture, drawing(shown, expected, f"{title}{behind}")
     for checked in checks:
         if checked.selection.target.procedure == "operation":
             title = f"Linear layers over the rows of x{behind}"
