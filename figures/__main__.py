@@ -33,9 +33,9 @@ from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_files
 
 DPI = 150
+_Drawing = Callable[[Sequence[Checked], Path, str], Figure | None]
 # The pictures of the systems tier: what draws them, a title, and the targets in them. Those without
 # are the paper's, by their first word.
-_Drawing = Callable[[Sequence[Checked], Path, str], Figure | None]
 SYSTEMS_PICTURES: dict[str, tuple[_Drawing | None, str, tuple[str, ...]]] = {
     "tables_5_to_8_throughput": (curves.by_batch, "Rollouts of Tables 5 to 8",
                                  ("table5", "table6", "table7", "table8")),

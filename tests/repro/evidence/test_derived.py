@@ -11,7 +11,7 @@ from repro.evidence.derived import (
     derived_metrics,
     mean_height,
     training_metrics,
-)  # fmt: skip
+)
 from repro.evidence.receipts import violations
 from repro.spec.config import ProblemSet
 from repro.spec.target import plan
