@@ -28,8 +28,9 @@ from benchmarks.peers.workloads import TEMPLATE
 from repro.distributed import ALONE
 from repro.procedures.train import learner_of_run, loaded, train_run
 from repro.reward.custom import reward_named
+from repro.reward.score import Graded
 from repro.rl.advantage import Advantages
-from repro.rl.collect import Graded, Rollout
+from repro.rl.collect import Rollout
 from repro.rl.learner import Learner
 from repro.rl.loop import Hooks
 from repro.rl.rollout_receipts import Values

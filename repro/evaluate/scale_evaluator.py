@@ -21,7 +21,7 @@ from repro.evaluate.questions import Question, questions
 from repro.evidence.record import Estimate
 from repro.reward.custom import load_reward
 from repro.reward.grader import GraderPool
-from repro.reward.score import Rewards, score
+from repro.reward.score import Graded, score
 from repro.rl.collect import GradingRequest
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
@@ -104,7 +104,7 @@ class ScaleEvaluator:
             answers["accuracy_forced_working"] = self.greedy(test, opening=prefix)
         return answers
 
-    def score(self, request: GradingRequest) -> Rewards:
+    def score(self, request: GradingRequest) -> list[Graded]:
         """Return the rewards of completions, by the reward of the run's arm."""
         return score(
             request.texts,

@@ -33,7 +33,7 @@ from repro.models.policy import Policy, device_bytes, load_policy, trainable_par
 from repro.procedures.loaded_run import LoadedRun, ProblemSets
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
-from repro.reward.score import Rewards
+from repro.reward.score import Graded
 from repro.rl.clock import Clock
 from repro.rl.collect import (
     BatchRequest,
@@ -74,20 +74,20 @@ def train_run(loaded_run: LoadedRun, learner: Learner, hooks: Hooks, folder: Pat
 def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
     """Return a score that raises `BatchError` on all ranks where rewards are missing or differ."""
 
-    def checked(request: GradingRequest) -> Rewards:
+    def checked(request: GradingRequest) -> Sequence[Graded]:
         try:
-            rewards = score(request)
+            graded = score(request)
         except ValueError as error:
             ranks.agree(str(error))  # raises
         ranks.agree(None)
-        digests = ranks.texts(digest_of(rewards.total))
+        digests = ranks.texts(digest_of([one.unshaped for one in graded]))
         other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if other:
             raise BatchError(
                 f"rank {other[0]} rewards the same completions otherwise than rank 0; several "
                 "ranks need a reward that depends on text and gold alone"
             )
-        return rewards
+        return graded
 
     return checked
 

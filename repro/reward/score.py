@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.custom import CustomReward, pay
-from repro.reward.grader import Grade, GraderPool, Status
+from repro.reward.grader import Grade, GraderPool
 from repro.spec.arm import RewardKind
 from repro.spec.config import derive_seed
 
@@ -37,28 +37,27 @@ RANDOM_PROBABILITY = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rewards:
-    """Rewards of B completions and what they are made of; every list has B entries.
+class Graded:
+    """What is known of a completion beside its tokens.
 
     Attributes
     ----------
-    accuracy
-        1.0 or 0.0 by the strict reading; None where the item is to be dropped.
+    accuracy, lenient
+        1.0 where it is right by the strict and the lenient reading, else 0.0, the lenient never
+        below the strict; None where it could not be graded.
     format
-        1.0 where the strict format holds, else 0.0.
-    total
-        The reward to train on; None where the item is to be dropped.
-    lenient_accuracy
-        1.0 or 0.0 by the lenient reading, never below `accuracy`; None where that is None.
-    statuses
-        Status of the strict grade.
+        1.0 where the strict format holds.
+    unshaped, reward
+        What its reward function gave, and that with shaping, from which advantages are computed;
+        None where none could be computed.
     """
 
-    accuracy: list[float | None]
-    format: list[float]
-    total: list[float | None]
-    lenient_accuracy: list[float | None]
-    statuses: list[Status]
+    accuracy: float | None
+    reward: float | None
+    unshaped: float | None = None
+    lenient: float | None = None
+    format: float = 0.0
+    gold: str = ""
 
 
 def score(
@@ -72,8 +71,8 @@ def score(
     columns: Mapping[str, Sequence[Any]] | None = None,
     reads: str = "tags",
     truncated: Sequence[bool] | None = None,
-) -> Rewards:
-    """Score B completions, given without the prompt and the end token's text.
+) -> list[Graded]:
+    """Score B completions, given without the prompt and the end token's text; nothing is shaped.
 
     Raises `ValueError` if lengths differ.
 
@@ -87,24 +86,31 @@ def score(
     own, columns
         A user's function that pays instead of `kind`, and what else it may ask for, B entries each.
     """
-    grades, lenient_grades = both_grades(texts, golds, pool, reads)
-    accuracy = [grade.accuracy for grade in grades]
-    formats = [float(READINGS[reads].format_ok(text)) for text in texts]
+    graded = []
+    strict, lenient = both_grades(texts, golds, pool, reads)
+    for text, gold, grade, other in zip(texts, golds, strict, lenient, strict=True):
+        right = grade.accuracy
+        one = Graded(
+            accuracy=right,
+            reward=None,
+            lenient=None if right is None else max(right, other.accuracy or 0.0),
+            format=float(READINGS[reads].format_ok(text)),
+            gold=gold,
+        )
+        graded.append(one)
     if own is not None:
         given = {**(columns or {}), "answers": golds}
-        total = pay(own, texts, given, getattr(own, "__name__", "function"))
+        paid = pay(own, texts, given, getattr(own, "__name__", "function"))
+    elif kind == "random":
+        draws = [random.Random(derive_seed(seed, "random reward")).random() for seed in seeds or ()]
+        paid = [float(draw < RANDOM_PROBABILITY) for draw in draws]
     else:
-        total = _paid(kind, accuracy, formats, format_reward, seeds or (), truncated or ())
-    return Rewards(
-        accuracy=accuracy,
-        format=formats,
-        total=total,
-        lenient_accuracy=[
-            None if right is None else max(right, grade.accuracy or 0.0)
-            for right, grade in zip(accuracy, lenient_grades, strict=True)
-        ],
-        statuses=[grade.status for grade in grades],
-    )
+        cuts = truncated or () if kind == "finished" else [False] * len(texts)
+        paid = [_paid(kind, one, format_reward, cut) for one, cut in zip(graded, cuts, strict=True)]
+    return [
+        replace(one, unshaped=reward, reward=reward)
+        for one, reward in zip(graded, paid, strict=True)
+    ]
 
 
 def both_grades(
@@ -118,26 +124,12 @@ def both_grades(
     return grades[: len(texts)], grades[len(texts) :]
 
 
-def _paid(
-    kind: RewardKind,
-    accuracy: Sequence[float | None],
-    formats: Sequence[float],
-    format_reward: float,
-    seeds: Sequence[int],
-    truncated: Sequence[bool],
-) -> list[float | None]:
-    """Return each completion's reward; None where its gold cannot be read, if that matters."""
-    if kind == "random":
-        draws = [random.Random(derive_seed(seed, "random reward")).random() for seed in seeds]
-        return [float(draw < RANDOM_PROBABILITY) for _, draw in zip(accuracy, draws, strict=True)]
+def _paid(kind: RewardKind, graded: Graded, format_reward: float, cut: bool) -> float | None:
+    """Return a completion's reward; None where its gold cannot be read, if that matters."""
     if kind == "format":
-        return list(formats)
+        return graded.format
+    if graded.accuracy is None:
+        return None
     if kind == "finished":
-        return [
-            None if right is None else right * (not cut)
-            for right, cut in zip(accuracy, truncated, strict=True)
-        ]
-    return [
-        None if right is None else right + format_reward * form
-        for right, form in zip(accuracy, formats, strict=True)
-    ]
+        return graded.accuracy * (not cut)
+    return graded.accuracy + format_reward * graded.format

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from repro.data.problem import Problem
 from repro.data.prompts import opening_of, read_texts, render_within
-from repro.reward.score import Rewards
+from repro.reward.score import Graded
 from repro.rl.advantage import Advantages, group_advantages, overlong_penalty
 from repro.rl.clock import Clock
 from repro.rl.rows import Rows, make_rows, mean_of
@@ -51,32 +51,8 @@ class GradingRequest:
     problems: Sequence[Problem] = ()
 
 
-Score = Callable[[GradingRequest], Rewards]
+Score = Callable[[GradingRequest], Sequence[Graded]]
 Sample = Callable[["BatchRequest"], Sequence["Completion"]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graded:
-    """What is known of a completion beside its tokens.
-
-    Attributes
-    ----------
-    accuracy, lenient
-        1.0 where it is right by the strict and the lenient reading, else 0.0; None where it could
-        not be graded.
-    format
-        1.0 where the strict format holds.
-    unshaped, reward
-        What its reward function gave, and that with shaping, from which advantages are computed;
-        None where none could be computed.
-    """
-
-    accuracy: float | None
-    reward: float | None
-    unshaped: float | None = None
-    lenient: float | None = None
-    format: float = 0.0
-    gold: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -273,11 +249,11 @@ class GrowingRollout:
         )
 
     def add(
-        self, request: BatchRequest, completions: Sequence[Completion], rewards: Rewards
+        self, request: BatchRequest, completions: Sequence[Completion], graded: Sequence[Graded]
     ) -> None:
         """Take a sampled and graded batch; dynamic sampling keeps its informative groups."""
         scale: TrainScale = self.run.scale
-        groups = self._scored(request, completions, rewards)
+        groups = self._scored(request, completions, graded)
         self._draws, self._batches = self._draws + 1, self._batches + 1
         self._tokens += sum(len(completion.token_ids) for completion in completions)
         self._graded += [row.graded for group in groups for row in group.rows]
@@ -293,27 +269,18 @@ class GrowingRollout:
         self._request, self._sampled = None, ()
 
     def _scored(
-        self, request: BatchRequest, completions: Sequence[Completion], rewards: Rewards
+        self, request: BatchRequest, completions: Sequence[Completion], graded: Sequence[Graded]
     ) -> list[_Group]:
         """Return a batch's groups, rewards shaped by length."""
         scale: TrainScale = self.run.scale
         limit, buffer = scale.rollout.max_new_tokens, self.run.arm.loss.overlong_buffer
         rows = []
-        for completion, seed, problem, accuracy, lenient, form, given in zip(
-            completions, request.seeds, request.problems, rewards.accuracy,
-            rewards.lenient_accuracy, rewards.format, rewards.total, strict=True,
-        ):  # fmt: skip
+        for completion, seed, one in zip(completions, request.seeds, graded, strict=True):
             length = len(completion.token_ids)
             penalty = overlong_penalty(length, max_new_tokens=limit, buffer=buffer)
-            graded = Graded(
-                accuracy=accuracy,
-                lenient=lenient,
-                format=form,
-                gold=problem.answer,
-                unshaped=given,
-                reward=None if given is None else given + penalty,
-            )
-            rows.append(_Row(seed=seed, completion=completion, graded=graded))
+            shaped = None if one.unshaped is None else one.unshaped + penalty
+            own = replace(one, reward=shaped)
+            rows.append(_Row(seed=seed, completion=completion, graded=own))
         size = scale.group_size
         return [
             _Group(prompt=prompt, rows=rows[place * size : (place + 1) * size])
@@ -397,9 +364,9 @@ def collect(growing: GrowingRollout, sample: Sample, score: Score, clock: Clock)
         request = growing.request()
         completions = sample(request)
         clock.mark("rollout")
-        rewards = score(growing.to_grade(request, completions))
+        graded = score(growing.to_grade(request, completions))
         clock.mark("reward")
-        growing.add(request, completions, rewards)
+        growing.add(request, completions, graded)
     return growing.rollout()
 
 

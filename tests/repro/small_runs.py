@@ -14,7 +14,7 @@ from torch import Tensor
 from repro.data.problem import Problem
 from repro.evidence.procedure import RunContext
 from repro.models.policy import Policy, load_policy, trainable_parameters
-from repro.reward.score import Rewards
+from repro.reward.score import Graded
 from repro.rl.collect import GradingRequest, PromptSource
 from repro.rl.learner import learner_of
 from repro.rl.loop import Hooks
@@ -38,7 +38,7 @@ def context_of(folder: Path, **changes: Any) -> RunContext:
 
 
 # Of the texts, golds and seeds of completions.
-ScoreOfRun = Callable[[Sequence[str], Sequence[str], Sequence[int]], Rewards]
+ScoreOfRun = Callable[[Sequence[str], Sequence[str], Sequence[int]], list[Graded]]
 
 
 def small_run(
@@ -77,16 +77,15 @@ def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
-def rewards_of(texts: Sequence[str], accuracy: list[float | None]) -> Rewards:
+def rewards_of(texts: Sequence[str], accuracy: list[float | None]) -> list[Graded]:
     """Return rewards of these accuracies; the format of about half the texts is right."""
-    formats = [float(derive_seed(text, "format") % 2) for text in texts]
-    return Rewards(
-        accuracy=accuracy,
-        format=formats,
-        total=[(a or 0.0) + 0.2 * f for a, f in zip(accuracy, formats, strict=True)],
-        lenient_accuracy=accuracy,
-        statuses=["ok"] * len(texts),
-    )
+    graded = []
+    for text, right in zip(texts, accuracy, strict=True):
+        form = float(derive_seed(text, "format") % 2)
+        paid = (right or 0.0) + 0.2 * form
+        row = Graded(accuracy=right, reward=paid, unshaped=paid, lenient=right, format=form)
+        graded.append(row)
+    return graded
 
 
 def train_alone(
@@ -102,7 +101,7 @@ def train_alone(
     """Train a policy; `hooks` are fields of `Hooks`."""
     source = PromptSource(problems, policy.tokenizer, run)
 
-    def scored(request: GradingRequest) -> Rewards:
+    def scored(request: GradingRequest) -> list[Graded]:
         return score(request.texts, request.golds, request.seeds)
 
     learner = learner_of(run, policy, sampler)

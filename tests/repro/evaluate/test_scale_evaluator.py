@@ -66,8 +66,8 @@ def test_rewards_are_by_the_arm_s_reward(tokenizer, pool):
     request = GradingRequest(
         texts=[TEXTS["1+2?"]] * 8, golds=["3"] * 8, seeds=range(8), cut=[False] * 8
     )
-    assert len(set(answered.score(request).total)) == 1
-    assert len(set(drawn.score(request).total)) > 1
+    assert len({one.unshaped for one in answered.score(request)}) == 1
+    assert len({one.unshaped for one in drawn.score(request)}) > 1
 
 
 def test_a_policy_without_a_tokenizer_cannot_be_asked(tokenizer, pool):

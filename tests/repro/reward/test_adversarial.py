@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.reward.score import score
+from repro.reward.score import both_grades, score
 
 ROWS = [
     json.loads(line)
@@ -22,21 +22,21 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_a_hostile_completion_is_graded_as_expected_within_its_limit(row, pool):
     start = time.monotonic()
-    rewards = score([row["completion"]], [row["gold"]], "task", 0.2, pool)
+    [graded] = score([row["completion"]], [row["gold"]], "task", 0.2, pool)
     seconds = time.monotonic() - start
-    [status] = rewards.statuses
+    status = both_grades([row["completion"]], [row["gold"]], pool, "tags")[0][0].status
     if row["status"] == "any unpaid":
         assert status in ("wrong", "timeout"), row["reason"]
     else:
         assert status == row["status"], row["reason"]
-    assert rewards.format == [float(row["format"])], row["reason"]
+    assert graded.format == float(row["format"]), row["reason"]
     if status == "unparsable_gold":
-        assert rewards.accuracy == rewards.total == rewards.lenient_accuracy == [None]
+        assert (graded.accuracy, graded.unshaped, graded.lenient) == (None, None, None)
     else:
         paid = float(status == "ok")
-        assert rewards.accuracy == [paid]
-        assert rewards.total == [pytest.approx(paid + 0.2 * row["format"])]
-        assert rewards.lenient_accuracy == [float(row["lenient"])], row["reason"]
+        assert graded.accuracy == paid
+        assert graded.unshaped == pytest.approx(paid + 0.2 * row["format"])
+        assert graded.lenient == float(row["lenient"]), row["reason"]
     # The item's second, its gold's, and two starts of a worker on a busy machine.
     assert seconds < 30
 
@@ -44,13 +44,13 @@ def test_a_hostile_completion_is_graded_as_expected_within_its_limit(row, pool):
 def test_the_whole_corpus_in_one_call_gives_the_same_grades(pool):
     texts = [row["completion"] for row in ROWS]
     golds = [row["gold"] for row in ROWS]
-    together = score(texts, golds, "task", 0.2, pool)
+    together = [grade.status for grade in both_grades(texts, golds, pool, "tags")[0]]
     # What ran out of time is not remembered, and was tried alone above.
-    settled = [i for i, status in enumerate(together.statuses) if status != "timeout"]
-    apart = [score([texts[i]], [golds[i]], "task", 0.2, pool).statuses[0] for i in settled]
-    assert apart == [together.statuses[i] for i in settled]
+    settled = [i for i, status in enumerate(together) if status != "timeout"]
+    apart = [both_grades([texts[i]], [golds[i]], pool, "tags")[0][0].status for i in settled]
+    assert apart == [together[i] for i in settled]
     assert len(settled) > 0.9 * len(ROWS)
-    assert "error" not in together.statuses
+    assert "error" not in together
 
 
 def test_no_code_in_an_answer_was_run(pool, tmp_path):

@@ -145,9 +145,8 @@ def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write):
     texts = ["<think>1</think><answer>3</answer>", "no"]
     with GraderPool() as pool:
         rewards = score(texts, ["3", "3"], "task", 0.2, pool, None, own)
-    assert rewards.total == [None, None]
-    assert rewards.accuracy == [1.0, 0.0]
-    assert rewards.format == [1.0, 0.0]
+    assert [one.unshaped for one in rewards] == [None, None]
+    assert [(one.accuracy, one.format) for one in rewards] == [(1.0, 1.0), (0.0, 0.0)]
 
 
 @pytest.mark.usefixtures("warm_workers")

@@ -16,7 +16,7 @@ from repro.data.load import load_problems
 from repro.distributed import ALONE, EXCHANGE, MEETING, Ranks
 from repro.evaluate.asking import Evaluator
 from repro.procedures.train import _alike_on_ranks
-from repro.reward.score import Rewards
+from repro.reward.score import Graded
 from repro.rl.collect import GradingRequest, GrowingRollout, PromptSource
 from repro.rl.step import accumulate_step, step_metrics
 from repro.rollout.torch_sampler import TorchSampler
@@ -76,10 +76,8 @@ def rollout_step():
     noise = torch.Generator().manual_seed(0)
     values = torch.randint(0, 2, (15,), generator=noise).double()
     values[:5] = 1.0  # a group without advantage
-    accuracy = values.tolist()
-    growing.add(request, batch, Rewards(
-        accuracy=accuracy, format=[0.0] * 15, total=values.tolist(), lenient_accuracy=accuracy,
-        statuses=["ok"] * 15))  # fmt: skip
+    graded = [Graded(accuracy=v, reward=v, unshaped=v, lenient=v) for v in values.tolist()]
+    growing.add(request, batch, graded)
     policy.model.double()
     for parameter in trained_of_any_type(policy).values():
         # B starts at zero: A gets a gradient, too.

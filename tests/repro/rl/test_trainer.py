@@ -55,8 +55,8 @@ def test_sampler_and_trainer_agree_and_a_sampler_that_was_not_refreshed_shows(go
 def test_several_updates_move_the_ratio_after_the_first(go):
     def in_turns(texts, *more):
         # No update is of rows without advantage.
-        total = [float(i % 2) for i in range(len(texts))]
-        return dataclasses.replace(score_by_text(texts, *more), total=total)
+        scored = enumerate(score_by_text(texts, *more))
+        return [dataclasses.replace(one, unshaped=float(i % 2)) for i, one in scored]
 
     result, _, sampler = go(updates_per_rollout=3, micro_batch_rows=3, score=in_turns)
     assert sampler.calls == 2
@@ -125,8 +125,8 @@ def test_problems_are_drawn_without_repetition_within_an_epoch(make_policy, make
 
 def test_equal_rewards_and_rows_without_one_leave_the_weights_alone(go):
     def constant(texts, golds, seeds):
-        total = [None if i % 4 == 0 else 0.2 for i in range(len(texts))]
-        return dataclasses.replace(score_by_text(texts, golds, seeds), total=total)
+        scored = enumerate(score_by_text(texts, golds, seeds))
+        return [dataclasses.replace(one, unshaped=0.2 if i % 4 else None) for i, one in scored]
 
     start = {}
     result, policy, _ = go(score=constant, prepare=lambda p, s: start.update(weights(p)))
@@ -144,9 +144,11 @@ def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(go):
         """One informative group a batch, the second; format alone varies elsewhere."""
         calls.append(len(texts))
         scored = score_by_text(texts, golds, seeds)
-        accuracy = [float(i in (4, 5)) for i in range(len(texts))]
-        total = [a + 0.2 * f for a, f in zip(accuracy, scored.format, strict=True)]
-        return dataclasses.replace(scored, accuracy=accuracy, total=total)
+        right = [float(i in (4, 5)) for i in range(len(texts))]
+        pairs = zip(scored, right, strict=True)
+        return [
+            dataclasses.replace(one, accuracy=a, unshaped=a + 0.2 * one.format) for one, a in pairs
+        ]
 
     loss = dataclasses.replace(DAPO, dynamic_sampling=2, mask_truncated=False, overlong_buffer=0.0)
     result, _, sampler = go(loss=loss, score=rarely, steps=2)
@@ -165,7 +167,7 @@ def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(go):
 def test_dynamic_sampling_with_nothing_informative_still_steps(go):
     def never(texts, golds, seeds):
         scored = score_by_text(texts, golds, seeds)
-        return dataclasses.replace(scored, accuracy=[0.0] * len(texts))
+        return [dataclasses.replace(one, accuracy=0.0) for one in scored]
 
     result, _, _ = go(loss=DAPO, score=never, steps=2)
     assert result.step == 2
@@ -184,10 +186,11 @@ def test_dynamic_sampling_with_nothing_informative_still_steps(go):
 def test_dynamic_sampling_under_another_reward_keeps_the_groups_that_it_tells_apart(go, paid_by):
     def other(texts, golds, seeds):
         # The second group differs in what is paid, the third in accuracy alone.
-        scored = score_by_text(texts, golds, seeds)
-        total = [float(i == 4) for i in range(len(texts))]
-        accuracy = [float(i == 8) for i in range(len(texts))]
-        return dataclasses.replace(scored, accuracy=accuracy, total=total)
+        scored = enumerate(score_by_text(texts, golds, seeds))
+        return [
+            dataclasses.replace(one, accuracy=float(i == 8), unshaped=float(i == 4))
+            for i, one in scored
+        ]
 
     # Shaping alone makes no group informative.
     loss = dataclasses.replace(DAPO, dynamic_sampling=1, mask_truncated=False, overlong_buffer=0.9)
@@ -241,7 +244,7 @@ def test_the_batch_on_which_a_run_had_to_stop_is_kept(go, tmp_path, fault):
         plant(fault == "weight")
         rewards = score_by_text(texts, *more)
         if fault == "reward" and held["sampler"].calls == 2:
-            rewards.total[0] = math.nan
+            rewards[0] = dataclasses.replace(rewards[0], unshaped=math.nan)
         return rewards
 
     call = {"on_fault": partial(keep_batch, tmp_path / "run", ALONE)}

@@ -11,8 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from kernels import dispatch
 from repro.models.policy import Policy
+from repro.reward.score import Graded
 from repro.rl.advantage import Advantages
-from repro.rl.collect import Graded, Rollout
+from repro.rl.collect import Rollout
 from repro.rl.rows import Rows, make_rows, spread
 from repro.rl.step import StepInputs
 from repro.rollout.sampler import Completion
