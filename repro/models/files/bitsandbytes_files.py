@@ -25,8 +25,7 @@ and transformers 5.17 write it. Neither is imported here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +33,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats import FORMATS, QuantizedWeight, swap_nibbles
-from repro.models.files.tensor_files import CheckpointError, TensorFile, TensorSpec, read_exactly
+from repro.models.files.tensor_files import CheckpointError
 
 NAME: Final = "bitsandbytes-nf4"
 METHOD: Final = "bitsandbytes"
@@ -68,43 +67,23 @@ def stored_format(config: Mapping[str, Any], where: Path) -> str:
     return "nf4"
 
 
-def packed_specs(projection: str, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-    """Return a projection's tensors by name, of `shape` (N, K), K in whole blocks."""
-    N, K = shape
-    block = FORMATS["nf4"].block
+def packed(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """Return the tensors of a projection in NF4 by the ends of their names."""
     return {
-        f"{projection}.{CODES}": TensorSpec(dtype=torch.uint8, shape=(N * K // 2, 1)),
-        f"{projection}.{SCALES}": TensorSpec(dtype=torch.float32, shape=(N * K // block,)),
-        f"{projection}.{VALUES}": TensorSpec(dtype=torch.float32, shape=(16,)),
-        f"{projection}.{STATE}": TensorSpec(dtype=torch.uint8, shape=tuple(_state(shape).shape)),
+        CODES: swap_nibbles(weight.codes).reshape(-1, 1),
+        SCALES: weight.block_scales.reshape(-1),
+        VALUES: _values().to(weight.device),
+        STATE: _state(weight.shape).to(weight.device),
     }
 
 
-def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Return the tensors of a projection in NF4 by full name, as the file holds them."""
-    return {
-        f"{projection}.{CODES}": swap_nibbles(weight.codes).reshape(-1, 1),
-        f"{projection}.{SCALES}": weight.block_scales.reshape(-1),
-        f"{projection}.{VALUES}": _values().to(weight.device),
-        f"{projection}.{STATE}": _state(weight.shape).to(weight.device),
-    }
-
-
-def read_fields(
-    source: TensorFile, projection: str, shape: tuple[int, int], specs: Mapping[str, TensorSpec]
+def unpacked(
+    tensors: Mapping[str, Tensor], where: Callable[[str], str], shape: tuple[int, int]
 ) -> dict[str, Tensor]:
-    """Return a `QuantizedWeight`'s tensors, on the CPU; raise if they are not an NF4 matrix's."""
-    # Others' states are JSON of another length.
-    state = f"{projection}.{STATE}"
-    specs = {**specs, state: replace(specs[state], shape=source.spec(state).shape)}
-    tensors = {
-        name.removeprefix(f"{projection}."): read_exactly(source, name, spec)
-        for name, spec in specs.items()
-    }
+    """Return a `QuantizedWeight`'s tensors; raise, at `where`, if they are not an NF4 matrix's."""
     if not torch.equal(tensors[VALUES], _values()):
-        where = source.where(f"{projection}.{VALUES}")
-        raise CheckpointError(f"{where} is not that of an NF4 matrix {shape}")
-    _require_state(tensors[STATE], source.where(state), shape)
+        raise CheckpointError(f"{where(VALUES)} is not that of an NF4 matrix {shape}")
+    _require_state(tensors[STATE], where(STATE), shape)
     return {
         "codes": swap_nibbles(tensors[CODES]).reshape(shape[0], -1),
         "block_scales": tensors[SCALES].reshape(shape[0], -1),

@@ -40,11 +40,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from kernels.formats import FORMATS, QuantizedWeight
-from repro.models.files.tensor_files import CheckpointError, TensorFile, TensorSpec, read_exactly
+from repro.models.files.tensor_files import CheckpointError
 
 PACKED, SCALE, GLOBAL_SCALE = "weight_packed", "weight_scale", "weight_global_scale"
 # compressed-tensors' release whose layout this module follows; a field of config.json.
@@ -147,39 +146,17 @@ def _require_same(
             )
 
 
-def packed_specs(
-    projection: str, shape: tuple[int, int], weight_format: str
-) -> dict[str, TensorSpec]:
-    """Return a projection's tensors by name, of `shape` (N, K), K in whole blocks."""
-    N, K = shape
-    spec = FORMATS[weight_format]
-    scales = TensorSpec(dtype=spec.scale_dtype, shape=(N, K // spec.block))
-    specs = {
-        f"{projection}.{PACKED}": TensorSpec(dtype=torch.uint8, shape=(N, K // 2)),
-        f"{projection}.{SCALE}": scales,
-    }
-    if weight_format == "nvfp4":
-        specs[f"{projection}.{GLOBAL_SCALE}"] = TensorSpec(dtype=torch.float32, shape=(1,))
-    return specs
-
-
-def read_fields(
-    source: TensorFile, projection: str, specs: Mapping[str, TensorSpec]
-) -> dict[str, Tensor]:
-    """Return a `QuantizedWeight`'s tensors as the file holds them, on the CPU."""
-    tensors = {name: read_exactly(source, name, spec) for name, spec in specs.items()}
-    fields = {
-        "codes": tensors[f"{projection}.{PACKED}"],
-        "block_scales": tensors[f"{projection}.{SCALE}"],
-    }
-    if f"{projection}.{GLOBAL_SCALE}" in specs:
-        fields["encode_scale"] = tensors[f"{projection}.{GLOBAL_SCALE}"].reshape(())
-    return fields
-
-
-def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Return the tensors of a projection by full name, as the file holds them."""
-    tensors = {f"{projection}.{PACKED}": weight.codes, f"{projection}.{SCALE}": weight.block_scales}
+def packed(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """Return the tensors of a projection by the ends of their names."""
+    tensors = {PACKED: weight.codes, SCALE: weight.block_scales}
     if weight.encode_scale is not None:
-        tensors[f"{projection}.{GLOBAL_SCALE}"] = weight.encode_scale.reshape(1)
+        tensors[GLOBAL_SCALE] = weight.encode_scale.reshape(1)
     return tensors
+
+
+def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a `QuantizedWeight`'s tensors, of those that `packed` names."""
+    fields = {"codes": tensors[PACKED], "block_scales": tensors[SCALE]}
+    if GLOBAL_SCALE in tensors:
+        fields["encode_scale"] = tensors[GLOBAL_SCALE].reshape(())
+    return fields

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from kernels.formats import FORMATS, QuantizedWeight
 from repro.models.files import bitsandbytes_files, compressed_tensors
-from repro.models.files.tensor_files import CheckpointError, TensorFile, TensorSpec
+from repro.models.files.tensor_files import (
+    CheckpointError,
+    TensorFile,
+    TensorSpec,
+    read_exactly,
+)
 
 # The layout's name by format.
 LAYOUTS: Final[Mapping[str, str]] = {
@@ -37,22 +45,30 @@ def packed_specs(
     projection: str, shape: tuple[int, int], weight_format: str
 ) -> dict[str, TensorSpec]:
     """Return the tensors of a projection of `shape` (N, K) by full name, K in whole blocks."""
-    block = FORMATS[weight_format].block
-    if shape[1] % block:
+    N, K = shape
+    spec = FORMATS[weight_format]
+    if K % spec.block:
         raise ValueError(
-            f"{projection}.weight has K = {shape[1]}; {weight_format.upper()} needs a multiple of "
-            f"{block}"
+            f"{projection}.weight has K = {K}; {weight_format.upper()} needs a multiple of "
+            f"{spec.block}"
         )
-    if weight_format == "nf4":
-        return bitsandbytes_files.packed_specs(projection, shape)
-    return compressed_tensors.packed_specs(projection, shape, weight_format)
+    empty = partial(torch.empty, device="meta")
+    weight = QuantizedWeight(
+        format=weight_format,
+        codes=empty((N, K // 2), dtype=torch.uint8),
+        block_scales=empty((N, K // spec.block), dtype=spec.scale_dtype),
+        encode_scale=empty((), dtype=torch.float32) if weight_format == "nvfp4" else None,
+    )
+    return {
+        name: TensorSpec(dtype=tensor.dtype, shape=tuple(tensor.shape))
+        for name, tensor in packed_tensors(projection, weight).items()
+    }
 
 
 def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor]:
     """Return the tensors of a projection by full name, as the file holds them."""
-    if weight.format == "nf4":
-        return bitsandbytes_files.packed_tensors(projection, weight)
-    return compressed_tensors.packed_tensors(projection, weight)
+    packed = bitsandbytes_files.packed if weight.format == "nf4" else compressed_tensors.packed
+    return {f"{projection}.{leaf}": tensor for leaf, tensor in packed(weight).items()}
 
 
 def read_packed(
@@ -62,14 +78,26 @@ def read_packed(
 
     A `CheckpointError` names a tensor that is missing or does not fit.
     """
+
+    def where(leaf: str) -> str:
+        return source.where(f"{projection}.{leaf}")
+
     specs = packed_specs(projection, shape, weight_format)
+    state = f"{projection}.{bitsandbytes_files.STATE}"
+    if state in specs:  # others' states are JSON of another length
+        specs[state] = replace(specs[state], shape=source.spec(state).shape)
+    tensors = {
+        name.removeprefix(f"{projection}."): read_exactly(source, name, spec)
+        for name, spec in specs.items()
+    }
     if weight_format == "nf4":
-        scale = bitsandbytes_files.SCALES
-        fields = bitsandbytes_files.read_fields(source, projection, shape, specs)
+        scale, fields = (
+            bitsandbytes_files.SCALES,
+            bitsandbytes_files.unpacked(tensors, where, shape),
+        )
     else:
-        scale = compressed_tensors.SCALE
-        fields = compressed_tensors.read_fields(source, projection, specs)
+        scale, fields = compressed_tensors.SCALE, compressed_tensors.unpacked(tensors)
     try:
         return QuantizedWeight.from_tensors(weight_format, fields, shape)
     except ValueError as error:
-        raise CheckpointError(f"{source.where(f'{projection}.{scale}')}: {error}") from error
+        raise CheckpointError(f"{where(scale)}: {error}") from error
