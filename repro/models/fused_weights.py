@@ -22,12 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from kernels import dispatch
-from kernels.formats import QuantizedWeight
+from kernels.formats import FORMATS, QuantizedWeight
 from kernels.packing import PACK_ROWS, PackedWeight, pack
 from repro.models.decoder import causal_lm, fused_members, is_projection
 from repro.models.quantized_linear import QuantizedLinear
 
 _BY_ROWS = ("codes", "block_scales")
+# What a packed weight holds of single blocks (`kernels.packing`).
+_LOST = ("lost_blocks", "lost_codes", "lost_scales")
 
 
 @torch.no_grad()
@@ -75,47 +77,33 @@ def fuse(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 def share(layers: Sequence[QuantizedLinear], fused: PackedWeight | QuantizedWeight) -> None:
     """Give each layer its rows of the fused weight, as views."""
+    whole, at = fused, 0
+    if isinstance(fused, PackedWeight):
+        kept = {name: value for name, value in fused.extras.items() if name not in _LOST}
+        whole = dataclasses.replace(fused, extras=kept)
+    for layer in layers:
+        end = at + layer.out_features
+        layer.take(_rows(fused, at, end), whole)
+        at = end
+
+
+def _rows(
+    fused: PackedWeight | QuantizedWeight, begin: int, end: int
+) -> PackedWeight | QuantizedWeight:
+    """Return a range of rows, of a packed weight whole tiles, as views."""
     if isinstance(fused, QuantizedWeight):
-        _share_codes(layers, fused)
-    else:
-        _share_packs(layers, fused)
-
-
-def _share_codes(layers: Sequence[QuantizedLinear], fused: QuantizedWeight) -> None:
-    at, tensors = 0, fused.tensors()
-    for layer in layers:
-        rows = slice(at, at + layer.out_features)
-        own = tensors | {name: tensors[name][rows] for name in _BY_ROWS}
-        layer.take(QuantizedWeight(format=fused.format, **own), fused)
-        at += layer.out_features
-
-
-def _share_packs(layers: Sequence[QuantizedLinear], fused: PackedWeight) -> None:
-    at = 0
+        tensors = fused.tensors()
+        own = tensors | {name: tensors[name][begin:end] for name in _BY_ROWS}
+        return QuantizedWeight(format=fused.format, **own)
     K = fused.shape[1]
-    blocks_per_row = K // 32 if fused.format == "mxfp4" else K // 16
-    kept = {name: value for name, value in fused.extras.items() if not name.startswith("lost_")}
-    whole = dataclasses.replace(fused, extras=kept)
-    for layer in layers:
-        rows = layer.out_features
-        extras = dict(fused.extras)
-        if "lost_blocks" in extras:
-            low, high = at * blocks_per_row, (at + rows) * blocks_per_row
-            inside = (extras["lost_blocks"] >= low) & (extras["lost_blocks"] < high)
-            extras["lost_blocks"] = extras["lost_blocks"][inside] - low
-            extras["lost_codes"] = extras["lost_codes"][inside]
-            extras["lost_scales"] = extras["lost_scales"][inside]
-        layer.take(
-            PackedWeight(
-                format=fused.format,
-                shape=(rows, K),
-                packs=fused.packs[at // PACK_ROWS : (at + rows) // PACK_ROWS],
-                gain=fused.gain,
-                extras=extras,
-            ),
-            whole,
-        )
-        at += rows
+    extras = dict(fused.extras)
+    if "lost_blocks" in extras:
+        low, high = (row * (K // FORMATS[fused.format].block) for row in (begin, end))
+        inside = (extras["lost_blocks"] >= low) & (extras["lost_blocks"] < high)
+        extras |= {name: extras[name][inside] for name in _LOST}
+        extras["lost_blocks"] = extras["lost_blocks"] - low
+    packs = fused.packs[begin // PACK_ROWS : end // PACK_ROWS]
+    return dataclasses.replace(fused, shape=(end - begin, K), packs=packs, extras=extras)
 
 
 def fused_weight(layers: Sequence[QuantizedLinear]) -> PackedWeight | QuantizedWeight | None:
