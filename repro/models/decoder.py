@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -165,14 +165,3 @@ def causal_lm(model: nn.Module) -> nn.Module:
     """Return the transformers `*ForCausalLM` in `model`, which is bare or inside a `PeftModel`."""
     get_base_model = getattr(model, "get_base_model", None)
     return get_base_model() if callable(get_base_model) else model
-
-
-def submodules_at(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
-    """Return `{name: module}`; raises `ValueError` with the first name that is not there."""
-    modules = {}
-    for name in names:
-        try:
-            modules[name] = model.get_submodule(name)
-        except AttributeError as error:
-            raise ValueError(f"{type(model).__name__} has no module named {name}") from error
-    return modules

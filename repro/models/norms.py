@@ -26,7 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from kernels import dispatch
-from repro.models.decoder import BLOCK_NORMS, causal_lm, submodules_at
+from repro.models.decoder import BLOCK_NORMS, causal_lm
+
+_FINAL = "model.norm"
 
 
 class PerturbableRMSNorm(nn.Module):
@@ -69,43 +71,38 @@ class PerturbableRMSNorm(nn.Module):
 def wrap_norms(model: nn.Module) -> list[str]:
     """Replace both norms of every block and the final norm by `PerturbableRMSNorm`; return names.
 
-    Raises `ValueError` when a norm is missing, or all are wrapped already.
+    Raises `AttributeError` when a norm is missing, and `ValueError` when all are wrapped already.
     """
     decoder = causal_lm(model)
-    wrapped = []
-    for name, norm in submodules_at(decoder, _norm_names(decoder)).items():
-        if not isinstance(norm, PerturbableRMSNorm):
-            decoder.set_submodule(name, PerturbableRMSNorm(norm))
-            wrapped.append(name)
-    if not wrapped:
+    norms = {name: decoder.get_submodule(name) for name in [*_block_norm_names(decoder), _FINAL]}
+    left = [name for name, norm in norms.items() if not isinstance(norm, PerturbableRMSNorm)]
+    if not left:
         raise ValueError(f"{type(decoder).__name__}: no norm left to wrap")
-    return wrapped
+    for name in left:
+        decoder.set_submodule(name, PerturbableRMSNorm(norms[name]))
+    return left
 
 
 def block_norms(model: nn.Module) -> dict[str, PerturbableRMSNorm]:
     """Return the two norms of every block by name, in the order of the layers."""
-    return _perturbable(model, _norm_names(causal_lm(model))[:-1])
+    decoder = causal_lm(model)
+    return {name: _perturbable(decoder, name) for name in _block_norm_names(decoder)}
 
 
 def final_norm(model: nn.Module) -> PerturbableRMSNorm:
     """Return the norm before `lm_head`, which QeRL's method as described leaves alone."""
-    return _perturbable(model, ["model.norm"])["model.norm"]
+    return _perturbable(causal_lm(model), _FINAL)
 
 
-def _norm_names(decoder: nn.Module) -> list[str]:
-    layers = decoder.get_submodule("model.layers")
-    if not isinstance(layers, nn.ModuleList) or len(layers) == 0:
-        raise ValueError(f"{type(decoder).__name__} has no layers under model.layers")
-    names = [f"model.layers.{i}.{norm}" for i in range(len(layers)) for norm in BLOCK_NORMS]
-    return [*names, "model.norm"]
+def _block_norm_names(decoder: nn.Module) -> list[str]:
+    layers = cast(nn.ModuleList, decoder.get_submodule("model.layers"))
+    return [f"model.layers.{i}.{norm}" for i in range(len(layers)) for norm in BLOCK_NORMS]
 
 
-def _perturbable(model: nn.Module, names: list[str]) -> dict[str, PerturbableRMSNorm]:
-    perturbable = {}
-    for name, norm in submodules_at(causal_lm(model), names).items():
-        if not isinstance(norm, PerturbableRMSNorm):
-            raise TypeError(
-                f"{name} is a {type(norm).__name__}; call wrap_norms first to make it perturbable"
-            )
-        perturbable[name] = norm
-    return perturbable
+def _perturbable(decoder: nn.Module, name: str) -> PerturbableRMSNorm:
+    norm = decoder.get_submodule(name)
+    if not isinstance(norm, PerturbableRMSNorm):
+        raise TypeError(
+            f"{name} is a {type(norm).__name__}; call wrap_norms first to make it perturbable"
+        )
+    return norm
