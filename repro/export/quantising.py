@@ -25,7 +25,8 @@ from repro.export.comparing import (
     said_by,
     stock_logits,
 )
-from repro.models.checkpoint import resolve, write_quantized
+from repro.models.checkpoint import MANIFEST, resolve, write_quantized
+from repro.models.files.tensor_files import TensorFolder, read_object
 from repro.models.loading import read_description
 from repro.models.policy import device_named, load_policy
 from repro.spec.arm import WeightFormat
@@ -55,11 +56,14 @@ def main_quantize(args: argparse.Namespace) -> int:
     require(stored is None, f"{source} is quantised already, to {stored}; name the 16-bit folder")
     source = resolve(args.source, revision)
     with appearing(Path(args.out)) as folder:
-        written = write_quantized(source, folder, args.format, device=device)
+        write_quantized(source, folder, args.format, device=device)
         checked = check_quantized(source, folder, args.format, device)
+        linears = read_object(folder / MANIFEST)["linears"]
+        files = (TensorFolder(of).files() for of in (source, folder))
+        before, after = (sum(path.stat().st_size for path in own) for own in files)
     sys.stdout.write(
-        f"{args.out}: {written.linears} projections in {args.format}, round to nearest, "
-        f"{written.bytes_written / 1e9:.3g} GB of {written.bytes_read / 1e9:.3g} GB\n{checked}\n"
+        f"{args.out}: {linears} projections in {args.format}, round to nearest, "
+        f"{after / 1e9:.3g} GB of {before / 1e9:.3g} GB\n{checked}\n"
     )
     return 0
 

@@ -29,7 +29,6 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,22 +88,6 @@ TOKENIZER: Final = (
 )  # fmt: skip
 _READ: Final = ("config.json", "generation_config.json", *TOKENIZER)
 _NOT_COPIED: Final = ("config.json", "model.safetensors.index.json", MANIFEST)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """What `write_quantized` did.
-
-    Attributes
-    ----------
-    bytes_read, bytes_written
-        Of tensors in the source and of the shards.
-    """
-
-    folder: Path
-    linears: int
-    bytes_read: int
-    bytes_written: int
 
 
 def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True) -> Path:
@@ -210,8 +193,8 @@ def write_quantized(
     *,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     device: str | torch.device = "cpu",
-) -> Written:
-    """Quantise a 16-bit checkpoint folder into a new one that transformers loads.
+) -> Path:
+    """Quantise a 16-bit checkpoint folder into a new one that transformers loads; return that.
 
     Parameters
     ----------
@@ -249,24 +232,18 @@ def write_quantized(
         scales = SharedScales(source, default_recipe(source_path, weight_format))
         tensors = _quantised(source, model, scales, weight_format, torch.device(device))
         shards = write_shards(temporary, tensors, max_shard_bytes)
-        linears = sum(is_projection(name) for name, _ in model.named_modules())
         made = {
             "algorithm": "rtn",  # round to nearest, no data
             "recipe": scales.recipe,
             "format": weight_format,
             "layout": stored_layouts.LAYOUTS[weight_format],
-            "linears": linears,
+            "linears": sum(is_projection(name) for name, _ in model.named_modules()),
             **_origin(source_path.absolute()),
             "source_sha256": digest_of_files([source_path / "config.json", *source.files()]),
         }
         quantization = stored_layouts.quantization_config(weight_format)
         write_description(source_path, temporary, shards, quantization, made)
-    return Written(
-        folder=out,
-        linears=linears,
-        bytes_read=sum(source.spec(name).nbytes for name in source.names()),
-        bytes_written=sum((out / name).stat().st_size for name in shards),
-    )
+    return out
 
 
 def _origin(source: Path) -> dict[str, str | None]:

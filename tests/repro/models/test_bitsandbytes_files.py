@@ -26,14 +26,14 @@ CODES = "model.layers.0.self_attn.q_proj.weight"
 @pytest.fixture(scope="module")
 def qwen2(make_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("nf4") / "qwen2"
-    return write_quantized(make_checkpoint("qwen2", **SIZES), folder, "nf4").folder
+    return write_quantized(make_checkpoint("qwen2", **SIZES), folder, "nf4")
 
 
 def test_transformers_loads_it_and_says_the_same(
     architecture, make_checkpoint, tmp_path, token_ids
 ):
     dense = make_checkpoint(architecture, **SIZES)
-    stored = write_quantized(dense, tmp_path / "nf4", "nf4").folder
+    stored = write_quantized(dense, tmp_path / "nf4", "nf4")
     require_same_weights(load(dense, "nf4"), load(stored, "nf4"))
     manifest = json.loads((stored / MANIFEST).read_text())
     said = (manifest["format"], manifest["layout"], manifest["linears"])

@@ -43,7 +43,7 @@ def weights(**fields):
 def stored(make_checkpoint, tmp_path_factory):
     """Return a quantised Qwen2; a test that changes it copies it."""
     folder = tmp_path_factory.mktemp("stored") / "qwen2"
-    return write_quantized(make_checkpoint("qwen2"), folder).folder
+    return write_quantized(make_checkpoint("qwen2"), folder)
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def test_a_checkpoint_written_here_says_the_same_in_transformers(
     folder, tmp_path, token_ids, weight_format
 ):
     written = write_quantized(folder, tmp_path / "quantized", weight_format)
-    manifest = json.loads((written.folder / MANIFEST).read_text())
-    said = (manifest["format"], manifest["layout"], manifest["linears"], written.linears)
-    assert said == (weight_format, f"{weight_format}-pack-quantized", 14, 14)
-    stock = AutoModelForCausalLM.from_pretrained(written.folder, dtype=torch.bfloat16).eval()
+    manifest = json.loads((written / MANIFEST).read_text())
+    said = (manifest["format"], manifest["layout"], manifest["linears"])
+    assert said == (weight_format, f"{weight_format}-pack-quantized", 14)
+    stock = AutoModelForCausalLM.from_pretrained(written, dtype=torch.bfloat16).eval()
     logits = stock(input_ids=token_ids).logits  # compressed-tensors decompresses at first use
-    ours = load(written.folder, weight_format, compute_dtype="bfloat16")
+    ours = load(written, weight_format, compute_dtype="bfloat16")
     require_same_weights(load(folder, weight_format), ours)
     for name, linear in quantized_linears(ours).items():
         dense = reference.dequantize(linear.weight, torch.bfloat16)
@@ -76,10 +76,9 @@ def test_groups_that_straddle_shards_share_their_scale(architecture, make_checkp
     q, k, v = (index[f"model.layers.0.self_attn.{x}_proj.weight"] for x in "qkv")
     assert len({q, k, v}) == 3
     written = write_quantized(source, tmp_path / "out", max_shard_bytes=20_000)
-    assert len([*written.folder.glob("model-*")]) > 3
-    assert written.linears == 14
+    assert len([*written.glob("model-*")]) > 3
     whole = write_quantized(make_checkpoint(architecture), tmp_path / "whole")
-    one, many = load(whole.folder), load(written.folder)
+    one, many = load(whole), load(written)
     require_same_weights(one, many)
 
 
@@ -89,7 +88,7 @@ def test_companion_files_are_copied_and_code_is_not(make_checkpoint, tmp_path):
     (source / "tokenizer_config.json").write_text("{}")
     (source / "merges.txt").write_text("a b\n")
     (source / "modeling_custom.py").write_text("raise SystemExit")
-    out = write_quantized(source, tmp_path / "out").folder
+    out = write_quantized(source, tmp_path / "out")
     assert (out / "merges.txt").read_text() == "a b\n"
     assert (out / "generation_config.json").is_file()
     assert not (out / "modeling_custom.py").exists()
@@ -100,7 +99,7 @@ def test_the_manifest_names_the_source_and_of_a_hub_name_the_commit(tmp_path):
     snapshot = tmp_path / "models--owner--name" / "snapshots" / ("c" * 40)
     shutil.copytree(TINY_FOLDER, snapshot)
     origins = [
-        json.loads((write_quantized(source, tmp_path / name, "nf4").folder / MANIFEST).read_text())
+        json.loads((write_quantized(source, tmp_path / name, "nf4") / MANIFEST).read_text())
         for name, source in (("hub", snapshot), ("own", TINY_FOLDER))
     ]
     assert [(origin["source"], origin.get("revision")) for origin in origins] == [
@@ -125,7 +124,7 @@ def test_a_policy_trained_here_keeps_the_recipe_of_its_records(make_checkpoint, 
     source = tmp_path / "source"
     shutil.copytree(make_checkpoint("qwen2"), source)
     (source / SUMMARY_FILE).write_text("{}")
-    stored = write_quantized(source, tmp_path / "stored").folder
+    stored = write_quantized(source, tmp_path / "stored")
     assert json.loads((stored / MANIFEST).read_text())["recipe"] == "float32"
     direct, again = load(source), load(stored)
     assert (direct.facts["recipe"], again.facts["recipe"]) == ("float32", None)

@@ -20,7 +20,7 @@ from tests.repro.models.odd_checkpoints import write_odd
 def test_every_stored_tensor_equals_llm_compressors(architecture, tmp_path):
     facts = json.loads(FACTS.read_text(encoding="utf-8"))[architecture]
     written = write_quantized(write_odd(architecture, tmp_path / "source"), tmp_path / "out")
-    tensors = load_file(written.folder / "model.safetensors")
+    tensors = load_file(written / "model.safetensors")
     assert {name: digest(tensor) for name, tensor in tensors.items()} == facts["tensors"]
 
 

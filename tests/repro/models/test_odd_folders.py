@@ -159,7 +159,7 @@ def test_the_index_of_an_earlier_save_does_not_hide_the_single_file(copied):
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ours = load_policy(folder, weight_format="bf16")
     torch.testing.assert_close(ours.model(input_ids=ids).logits, stock(input_ids=ids).logits)
-    assert write_quantized(folder, folder.with_name("out")).linears == 14
+    assert (write_quantized(folder, folder.with_name("out")) / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
@@ -184,7 +184,7 @@ def test_a_tied_matrix_may_be_stored_as_the_head_alone(copied, said):
     folder = copied()
     path = folder / "model.safetensors"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    whole = write_quantized(folder, folder.with_name("whole")).folder / "model.safetensors"
+    whole = write_quantized(folder, folder.with_name("whole")) / "model.safetensors"
     save_model(model, path)
     assert "model.embed_tokens.weight" not in load_file(path)
     if not said:  # what shares memory is known by the tie of config.json, too
@@ -193,7 +193,7 @@ def test_a_tied_matrix_may_be_stored_as_the_head_alone(copied, said):
     for order in (None, 1):
         policy = load_policy(folder, weight_format="bf16", order=order)
         torch.testing.assert_close(policy.model(input_ids=ids).logits, model(ids).logits)
-    shard = write_quantized(folder, folder.with_name("out")).folder / "model.safetensors"
+    shard = write_quantized(folder, folder.with_name("out")) / "model.safetensors"
     stored, expected = load_file(shard), load_file(whole)
     assert stored.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in stored.items())

@@ -59,7 +59,7 @@ def test_bfloat16_policy_on_the_gpu_has_the_cpu_logits_up_to_rounding(
 def test_checkpoint_quantised_on_the_gpu_has_the_same_bytes(folder, tmp_path):
     on_cpu = write_quantized(folder, tmp_path / "cpu")
     on_gpu = write_quantized(folder, tmp_path / "gpu", device="cuda")
-    shards = [sorted(one.folder.glob("*.safetensors")) for one in (on_cpu, on_gpu)]
+    shards = [sorted(one.glob("*.safetensors")) for one in (on_cpu, on_gpu)]
     assert shards[0]
     for a, b in zip(*shards, strict=True):
         assert a.read_bytes() == b.read_bytes()

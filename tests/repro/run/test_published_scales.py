@@ -228,8 +228,8 @@ def test_steps_of_which_no_rollout_is_perturbed_are_refused_before_they_are_made
 def test_codes_are_refused_to_arms_of_another_format(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(preflights, "cuda_devices", lambda: (H100,))
     codes = write_quantized(checkpoint, tmp_path / "codes", max_shard_bytes=60_000)
-    assert len([*codes.folder.glob("model-*")]) > 1
-    selection = small("table1", Tier.PAPER, codes.folder)
+    assert len([*codes.glob("model-*")]) > 1
+    selection = small("table1", Tier.PAPER, codes)
     said = {run.arm.name: files_refusal(run) for run in selection.plan(1)}
     assert "stores nvfp4 codes" in (said["bf16_lora"] or "")
     assert said["nvfp4_lora_aqn"] is None
