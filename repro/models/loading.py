@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,35 +239,49 @@ def fill(
     require_same_names(model, source, stored_format)
     scales = SharedScales(source, recipe)
     errors: dict[str, float] = {}
-    for name, module in list(model.named_modules()):
-        quantised = is_projection(name) and weight_format != "bf16"
-        parameters = dict(module.named_parameters(recurse=False))
-        if quantised:
-            del parameters["weight"]
-        values: dict[str, nn.Parameter] = {}
-        for leaf, parameter in parameters.items():
-            full = f"{name}.{leaf}" if name else leaf
-            if full == _HEAD and _tied(model):
-                continue
-            value = read_rounded(source, full, tuple(parameter.shape))
-            values[leaf] = nn.Parameter(value.to(device, dtype), requires_grad=False)
-        if quantised:
-            shape = (module.out_features, module.in_features)
-            if stored_format is not None:
-                codes = stored_layouts.read_packed(source, name, shape, stored_format).to(device)
-            else:
-                dense = read_rounded(source, f"{name}.weight", shape).to(device)
-                codes = quantize_projection(dense, name, weight_format, scales)
-                errors[name] = relative_error(dense, codes)
-            model.set_submodule(name, QuantizedLinear(codes, values.get("bias")))
-        else:
-            for leaf, parameter in values.items():
-                module.register_parameter(leaf, parameter)
+
+    def codes_of(projection: str, shape: tuple[int, int]) -> QuantizedWeight:
+        if stored_format is not None:
+            return stored_layouts.read_packed(source, projection, shape, stored_format).to(device)
+        dense = read_rounded(source, f"{projection}.weight", shape).to(device)
+        codes = quantize_projection(dense, projection, weight_format, scales)
+        errors[projection] = relative_error(dense, codes)
+        return codes
+
+    def value_of(name: str, shape: tuple[int, ...]) -> Tensor | None:
+        is_other = name == _HEAD and _tied(model)
+        return None if is_other else read_rounded(source, name, shape).to(device, dtype)
+
+    put_parameters(model, value_of, codes_of if weight_format != "bf16" else None)
+    return errors
+
+
+def put_parameters(
+    model: nn.Module,
+    value_of: Callable[[str, tuple[int, ...]], Tensor | None],
+    codes_of: Callable[[str, tuple[int, int]], QuantizedWeight] | None = None,
+) -> None:
+    """Give a meta `model` its frozen parameters, by name and shape, and tie its head if it is tied.
+
+    A tied head needs no value. With `codes_of`, which is given a projection's name and (N, K), each
+    projection becomes a `QuantizedLinear`.
+    """
     decoder: Any = model
+    for name, module in list(model.named_modules()):
+        codes = None
+        if codes_of is not None and is_projection(name):
+            codes = codes_of(name, (module.out_features, module.in_features))
+        for leaf, parameter in list(module.named_parameters(recurse=False)):
+            if codes is not None and leaf == "weight":
+                continue
+            value = value_of(f"{name}.{leaf}", tuple(parameter.shape))
+            if value is not None:
+                module.register_parameter(leaf, nn.Parameter(value, requires_grad=False))
+        if codes is not None:
+            model.set_submodule(name, QuantizedLinear(codes, module.bias))
     if _tied(model):
         decoder.lm_head.weight = decoder.model.embed_tokens.weight
-    decoder.model.rotary_emb.to(device)
-    return errors
+    decoder.model.rotary_emb.to(decoder.model.embed_tokens.weight.device)
 
 
 def projections_by_format(decoder: nn.Module) -> dict[str, list[str]]:

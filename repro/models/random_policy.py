@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from kernels.formats import FORMATS, QuantizedWeight
-from repro.models.decoder import is_projection
 from repro.models.fused_weights import fuse_projections
-from repro.models.loading import build_on_meta, projections_by_format
+from repro.models.loading import build_on_meta, projections_by_format, put_parameters
 from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import wrap_norms
 from repro.models.policy import Policy, base_bytes, resolve_dtype, set_trainable
-from repro.models.quantized_linear import QuantizedLinear
 from repro.spec.arm import WeightFormat
 from repro.spec.checks import require
 from repro.spec.config import derive_seed
@@ -90,22 +88,17 @@ def random_policy(
     stored_dtype = torch.float32 if full else dtype
     model: Any = build_on_meta(AutoConfig.for_model(**values))
     generator = torch.Generator(target).manual_seed(derive_seed(seed, "random weights"))
-    for name, module in list(model.named_modules()):
-        if is_projection(name) and weight_format != "bf16":
-            rows, columns = module.out_features, module.in_features
-            weight = random_weight(weight_format, rows, columns, generator)
-            bias = None
-            if module.bias is not None:
-                bias = _parameter(_normal(module.bias.shape, generator, dtype))
-            model.set_submodule(name, QuantizedLinear(weight, bias))
-            continue
-        for leaf, parameter in list(module.named_parameters(recurse=False)):
-            value = _normal(parameter.shape, generator, stored_dtype)
-            # Gains scatter about one; everything else about zero.
-            module.register_parameter(leaf, _parameter(value + 1 if "norm" in name else value))
-    if model.config.tie_word_embeddings:
-        model.lm_head.weight = model.model.embed_tokens.weight
-    model.model.rotary_emb.to(target)
+
+    def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
+        value = torch.empty(shape, dtype=torch.bfloat16, device=target)
+        value = value.normal_(0.0, _SPREAD, generator=generator).to(stored_dtype)
+        # Gains scatter about one; everything else about zero.
+        return value + 1 if "norm" in name else value
+
+    def codes_of(_name: str, shape: tuple[int, int]) -> QuantizedWeight:
+        return random_weight(weight_format, *shape, generator)
+
+    put_parameters(model, value_of, codes_of if weight_format != "bf16" else None)
     wrap_norms(model)
     linears = {kind: len(names) for kind, names in projections_by_format(model).items()}
     facts = Facts(linears=linears, base_bytes=base_bytes(model))
@@ -160,12 +153,3 @@ def random_weight(
         return QuantizedWeight(format="mxfp4", codes=codes, block_scales=integers(119, 122, blocks))
     absmax = torch.rand(blocks, generator=generator, device=device) + 0.5
     return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax * (_SPREAD / spread))
-
-
-def _normal(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    value = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
-    return value.normal_(0.0, _SPREAD, generator=generator).to(dtype)
-
-
-def _parameter(value: Tensor) -> nn.Parameter:
-    return nn.Parameter(value, requires_grad=False)

@@ -20,9 +20,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from repro.models.loading import build_on_meta
+from repro.models.loading import build_on_meta, put_parameters
 from repro.models.lora import dense_bases, fold_adapter, folding_loss
 from repro.models.memory_plan import CACHE_SHARE, MOMENT_BYTES, MOST_SLOTS, gathered_bytes
 from repro.models.norms import block_norms, final_norm, wrap_norms
@@ -183,13 +183,8 @@ def _copy_of(policy: Policy) -> Policy:
     """Return a frozen copy of the policy in its compute dtype; all ranks must ask."""
     trained: Any = policy.decoder
     decoder: Any = build_on_meta(trained.config)
-    for name, whole in whole_parameters(policy, policy.compute_dtype):
-        owner, _, leaf = name.rpartition(".")
-        copied = nn.Parameter(whole, requires_grad=False)
-        decoder.get_submodule(owner).register_parameter(leaf, copied)
-    if decoder.config.tie_word_embeddings:
-        decoder.lm_head.weight = decoder.model.embed_tokens.weight
-    decoder.model.rotary_emb.to(policy.device)
+    whole = dict(whole_parameters(policy, policy.compute_dtype))
+    put_parameters(decoder, lambda name, shape: whole.get(name))
     decoder.generation_config = trained.generation_config
     wrap_norms(decoder)
     return Policy(
