@@ -62,6 +62,7 @@ Positive = Annotated[float, Bound(above=0)]
 Count = Annotated[int, Bound(least=1)]
 Natural = Annotated[int, Bound(least=0)]
 _Number = TypeVar("_Number", int, float)
+Reader = Callable[[Any, Any, str], Any]
 
 
 def require(condition: bool, message: str) -> None:
@@ -102,38 +103,36 @@ def field_types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def check_value(value: Any, hint: Any, path: str) -> None:
-    """Raise `ValueError`, which names `path`, unless a value has a type, within its bound."""
+def check_value(value: Any, hint: Any, path: str, read: Reader | None = None) -> Any:
+    """Return a value of a type, within its bound; raise `ValueError`, which names `path`, if not.
+
+    `read` is given the type, the value and the path, of a list's members too, and returns the value
+    to check.
+    """
     origin, members = get_origin(hint), get_args(hint)
+    value = value if read is None else read(hint, value, path)
     if origin is Annotated:
         base, *bounds = members
-        check_value(value, base, path)
+        value = check_value(value, base, path, read)
         for bound in bounds:
             require(bound.holds(value), f"{path} is {value!r}; it must be {bound}")
     elif origin in (Union, types.UnionType):
         (needed,) = set(members) - {type(None)}
-        if value is not None:
-            check_value(value, needed, path)
+        return None if value is None else check_value(value, needed, path, read)
     elif origin is Literal:
         is_one = isinstance(value, str) and value in members
         require(is_one, f"{path} is {shown(value)}; it must be one of {', '.join(members)}")
     elif origin is tuple:
-        _check_items(value, members, path)
+        one = isinstance(value, tuple)
+        require(one, f"{path} is {shown(value)}; it must be a list, such as [0, 1]")
+        hints = members[:1] * len(value) if members[-1:] == (...,) else members
+        count = len(value)
+        require(count == len(hints), f"{path} has {count} values; it must have {len(hints)}")
+        each = enumerate(zip(value, hints, strict=True))
+        return tuple(check_value(v, own, f"{path}[{n}]", read) for n, (v, own) in each)
     elif hint is not Any:
         _check_plain(value, hint, path)
-
-
-def _check_items(value: Any, members: tuple[Any, ...], path: str) -> None:
-    require(
-        isinstance(value, tuple), f"{path} is {shown(value)}; it must be a list, such as [0, 1]"
-    )
-    if members[-1:] == (...,):
-        members = (members[0],) * len(value)
-    require(
-        len(value) == len(members), f"{path} has {len(value)} values; it must have {len(members)}"
-    )
-    for place, (item, member) in enumerate(zip(value, members, strict=True)):
-        check_value(item, member, f"{path}[{place}]")
+    return value
 
 
 def _check_plain(value: Any, kind: type, path: str) -> None:

@@ -24,7 +24,7 @@ import types
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_origin
 
 from repro.spec.checks import all_of, check_value, field_types, require, shown, unknown
 
@@ -127,9 +127,7 @@ def _values_of(kind: Any, settings: Mapping[str, Any], where: str, now: Any) -> 
         current = getattr(now, key, None)
         if dataclasses.is_dataclass(current) and isinstance(parsed_json(given), Mapping):
             return with_settings(current, table_of(given, path), f"{path}.")
-        value = _read(hints[key], given, path)
-        check_value(value, hints[key], path)
-        return value
+        return check_value(given, hints[key], path, _read)
 
     values = all_of(*(partial(value_of, key, given) for key, given in settings.items()))
     return dict(zip(settings, values, strict=True))
@@ -137,23 +135,16 @@ def _values_of(kind: Any, settings: Mapping[str, Any], where: str, now: Any) -> 
 
 def _read(hint: Any, given: Any, path: str) -> Any:
     """Return a value in a type's form, where it has one: an int as a float, a list as a tuple."""
-    origin, members = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _read(members[0], given, path)
+    origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        (needed,) = set(members) - {type(None)}
-        return None if given in (None, "null", "none") else _read(needed, given, path)
+        return None if given in (None, "null", "none") else given
     if dataclasses.is_dataclass(hint):
         return _built(hint, given, path)
-    if hint is str or origin is Literal:
+    if hint is str or origin in (Annotated, Literal):
         return given
     parsed = parsed_json(given)
-    if origin is tuple and isinstance(parsed, list | tuple):
-        hints = [members[0]] * len(parsed) if members[-1:] == (...,) else members
-        if len(hints) != len(parsed):
-            return tuple(parsed)
-        each = enumerate(zip(hints, parsed, strict=True))
-        return tuple(_read(own, item, f"{path}[{place}]") for place, (own, item) in each)
+    if origin is tuple and isinstance(parsed, list):
+        return tuple(parsed)
     if hint is float and type(parsed) is int and abs(parsed) < sys.float_info.max:
         return float(parsed)
     return parsed
