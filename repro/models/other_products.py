@@ -19,7 +19,7 @@ Easy mistakes
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,44 +28,31 @@ from torch.nn import functional
 from kernels import dispatch, reference
 from kernels.formats import QuantizedWeight
 from repro.models.decoder import causal_lm
-from repro.models.quantized_linear import QuantizedLinear
+from repro.models.quantized_linear import Product, QuantizedLinear
 
 _NF4_BLOCK = 64
 
 
-class DequantisedEveryPass:
-    """Dequantises with plain torch at every call."""
+def dequantised_every_pass(codes: QuantizedWeight) -> Product:
+    """Return a product that dequantises with plain torch at every call; autograd keeps W."""
 
-    rollouts_too = False
-
-    def __init__(self, codes: QuantizedWeight) -> None:
-        self._codes = codes
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x W^T + b, (..., N), in x's dtype; autograd keeps W."""
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
         with torch.no_grad():
-            dense = reference.dequantize(self._codes, x.dtype)
+            dense = reference.dequantize(codes, x.dtype)
         return functional.linear(x, dense, None if bias is None else bias.to(x.dtype))
 
+    return product
 
-class BitsAndBytesProduct:
-    """Multiplies by bitsandbytes' `matmul_4bit`."""
 
-    rollouts_too = True
+def bitsandbytes_product(library: Any, dense: Tensor) -> Product:
+    """Return a product by bitsandbytes' `matmul_4bit` with a dense weight, (N, K)."""
+    packed, state = library.functional.quantize_4bit(dense, blocksize=_NF4_BLOCK, quant_type="nf4")
 
-    def __init__(self, library: Any, dense: Tensor) -> None:
-        self._library = library
-        self._packed, self._state = library.functional.quantize_4bit(
-            dense, blocksize=_NF4_BLOCK, quant_type="nf4"
-        )
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x W^T + b, (..., N), in x's dtype."""
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
         bias = None if bias is None else bias.to(x.dtype)
-        product: Tensor = self._library.matmul_4bit(
-            x, self._packed.t(), quant_state=self._state, bias=bias
-        )
-        return product
+        return cast(Tensor, library.matmul_4bit(x, packed.t(), quant_state=state, bias=bias))
+
+    return product
 
 
 def missing_library(linears: str) -> str | None:
@@ -109,9 +96,9 @@ def take_products(model: nn.Module, linears: str, dtype: torch.dtype) -> int:
     for layer in layers:
         codes = layer.codes()
         if linears == "dequantised":
-            layer.product = DequantisedEveryPass(codes)
+            layer.product = dequantised_every_pass(codes)
         else:
             library = importlib.import_module("bitsandbytes")
-            layer.product = BitsAndBytesProduct(library, dispatch.dequantize(codes, dtype))
+            layer.product = bitsandbytes_product(library, dispatch.dequantize(codes, dtype))
             layer.give_up_codes()
     return len(layers)

@@ -17,7 +17,7 @@ Easy mistakes
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -26,20 +26,9 @@ from kernels import dispatch
 from kernels.formats import QuantizedWeight
 from kernels.packing import PackedWeight, unpack
 
-
-class Product(Protocol):
-    """Another way to multiply by a layer's weight, to be compared with this project's.
-
-    Attributes
-    ----------
-    rollouts_too
-        Whether an engine must use it as well, instead of its kernels.
-    """
-
-    rollouts_too: bool
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x W^T + b, (..., N), in x's dtype."""
+# Another way to multiply by a layer's weight, to be compared with this project's: of x and a bias
+# it returns x W^T + b, (..., N), in x's dtype.
+Product = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class QuantizedLinear(nn.Module):

@@ -225,15 +225,13 @@ class Factors:
 def takes_fused(modules: Sequence[nn.Module]) -> bool:
     """Tell whether the engine multiplies by these projections as one 4-bit weight.
 
-    They must be views of one (`repro.models.fused_weights`), with the kernels' own products, and
-    adapters of one rank, or none.
+    They must be views of one (`repro.models.fused_weights`), which those that gave up their codes
+    are not, and have adapters of one rank, or none.
     """
     bases = [base_linear(module) for module in modules]
     if not all(isinstance(base, QuantizedLinear) for base in bases):
         return False
     layers = [cast(QuantizedLinear, base) for base in bases]
-    if any(layer.product is not None and layer.product.rollouts_too for layer in layers):
-        return False
     adapters = [_adapter(module) for module in modules]
     if len({len(adapter[0]) for adapter in adapters if adapter is not None}) > 1:
         return False

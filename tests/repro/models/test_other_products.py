@@ -53,7 +53,7 @@ def test_logits_and_gradients_are_those_of_the_kernels(linears, weight_format, p
         base = base_linear(layer)
         assert base.weight_format == "nf4"
         assert base.device.type == "meta"  # no second copy of the codes
-        assert base.product.rollouts_too
+        assert base.fused is None
 
 
 def test_what_cannot_be_done_is_refused_with_a_sentence(monkeypatch):
