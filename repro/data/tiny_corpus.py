@@ -74,14 +74,6 @@ class CorpusConfig:
     generator: GeneratorConfig = field(default=DEFAULT_GENERATOR)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """One piece of pre-training text."""
-
-    prompt: str
-    completion: str
-
-
 def tiny_prompt(question: str) -> str:
     """Return the text that asks the tiny policy a question; the completion follows it."""
     return question + "\n"
@@ -120,9 +112,8 @@ def complete(problem: WordProblem, rng: random.Random, config: CorpusConfig) -> 
     return thinking + ending.format(n=answer)
 
 
-def iterate_documents(seed: int, config: CorpusConfig) -> Iterator[Document]:
-    """Yield pre-training documents without end, all from the training split."""
+def iterate_documents(seed: int, config: CorpusConfig) -> Iterator[tuple[str, str]]:
+    """Yield documents, a prompt and its completion, without end, all of the training split."""
     rng = random.Random(derive_seed(seed, "completions"))
     for problem in iterate_word_problems("train", (), seed):
-        written = complete(problem, rng, config)
-        yield Document(prompt=tiny_prompt(problem.question), completion=written)
+        yield tiny_prompt(problem.question), complete(problem, rng, config)

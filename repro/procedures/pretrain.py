@@ -167,7 +167,7 @@ def batches_of(
     rng = random.Random(derive_seed(seed, "batches"))
     while True:
         pool = list(islice(documents, _POOL_DOCUMENTS))
-        texts = [document.prompt + document.completion for document in pool]
+        texts = [prompt + completion for prompt, completion in pool]
         encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
         rows = sorted(([*ids, tokenizer.eos_token_id] for ids in encoded["input_ids"]), key=len)
         batches: list[list[list[int]]] = [[]]

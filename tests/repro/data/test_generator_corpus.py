@@ -49,25 +49,25 @@ def test_a_slip_is_carried_on_consistently():
 def test_documents_of_the_training_split_begin_with_the_working_prefix_if_careful(documents):
     prefix = template_named("tiny").working_prefix
     assert all(
-        d.completion.startswith(prefix) != d.completion.startswith(EMPTY_THINKING)
-        for d in documents
+        completion.startswith(prefix) != completion.startswith(EMPTY_THINKING)
+        for _, completion in documents
     )
-    assert {split_of(d.prompt.removesuffix("\n")) for d in documents} == {"train"}
+    assert {split_of(prompt.removesuffix("\n")) for prompt, _ in documents} == {"train"}
 
 
 def test_generated_text_is_words_and_digits_without_bytes(tokenizer, documents):
     words = {*vocabulary(), *"0123456789", ".", "?", "\n"}
     for document in documents[:500]:
-        ids = tokenizer(document.prompt + document.completion)["input_ids"]
+        ids = tokenizer("".join(document))["input_ids"]
         assert {tokenizer.decode([i]) for i in ids} <= words
 
 
 def test_a_prompt_and_its_completion_tokenise_apart_as_they_do_together(tokenizer, documents):
-    for d in documents[:1000]:
-        apart = tokenizer(d.prompt)["input_ids"] + tokenizer(d.completion)["input_ids"]
-        assert tokenizer(d.prompt + d.completion)["input_ids"] == apart
-        opened = tokenizer(d.prompt)["input_ids"] + tokenizer(WORKING_PREFIX)["input_ids"]
-        if d.completion.startswith(WORKING_PREFIX):
+    for prompt, completion in documents[:1000]:
+        apart = tokenizer(prompt)["input_ids"] + tokenizer(completion)["input_ids"]
+        assert tokenizer(prompt + completion)["input_ids"] == apart
+        opened = tokenizer(prompt)["input_ids"] + tokenizer(WORKING_PREFIX)["input_ids"]
+        if completion.startswith(WORKING_PREFIX):
             assert apart[: len(opened)] == opened
 
 
@@ -93,7 +93,7 @@ def test_stock_auto_tokenizer_loads_it_without_change(tokenizer, documents, tmp_
         loaded = AutoTokenizer.from_pretrained(source)
         assert len(loaded) == len(tokenizer)
         assert loaded.eos_token_id == tokenizer.eos_token_id
-        for d in documents[:200]:
-            text = d.prompt + d.completion + END_TOKEN
+        for document in documents[:200]:
+            text = "".join(document) + END_TOKEN
             assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
             assert loaded.decode(loaded(text)["input_ids"]) == text
