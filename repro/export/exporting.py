@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,6 +68,12 @@ def main_export(args: argparse.Namespace) -> int:
         ]
         moved = f"{adapter} moves no probe text's distribution: training changed nothing"
         if args.kind == "adapter":
+            changed = [name for name in ("order", "rounding") if policy.facts.get(name) is not None]
+            require(
+                not changed,
+                f"{args.adapter} was trained on weights with another {' and '.join(changed)} than "
+                "their checkpoint's, which no base has for other readers; export it --as merged",
+            )
             said = said if effect > 0 else [moved]
             said += _adapter(policy, trained, folder, args, device)
         else:
@@ -85,12 +92,6 @@ def _adapter(
     policy: Policy, trained: Said, folder: Path, args: argparse.Namespace, device: str
 ) -> list[str]:
     """Write PEFT's files and compare them as peft and this project read them."""
-    changed = [name for name in ("order", "rounding") if policy.facts.get(name) is not None]
-    if changed:
-        raise ValueError(
-            f"{args.adapter} was trained on weights with another {' and '.join(changed)} than "
-            "their checkpoint's, which no base has for other readers; export it --as merged"
-        )
     source = resolve(args.base or policy.folder or "", args.revision or "")
     base, revision = named_base(args.base or policy.checkpoint, source)
     served = read_description(source).stored_format or "bf16"
@@ -115,8 +116,12 @@ def _adapter(
     # Trained in float32, it says nothing of what 16 bits cost.
     rounding = max(trained.rounding, ours.rounding)
     unpack = served in compressed_tensors.LAYOUTS
-    read = _unpacked if unpack else AutoPeftModelForCausalLM.from_pretrained
-    peft_logits = stock_logits(folder, trained.rows, dtype, device, read)
+    load: Any = AutoPeftModelForCausalLM.from_pretrained
+    if unpack:
+        # For the codes peft has no layer: it wraps `nn.Linear`, and compressed-tensors' has no
+        # weight until the first forward pass, unless told to unpack at once.
+        load = partial(load, quantization_config=CompressedTensorsConfig(dequantize=True))
+    peft_logits = stock_logits(folder, trained.rows, dtype, device, load)
     difference = distance(ours.logits, peft_logits)
     require_same(f"{folder} as peft reads it", difference, dtype, rounding=rounding)
     named = f"base {base}" + (f", revision {revision}" if revision else "")
@@ -142,13 +147,3 @@ def _adapter(
         f"{distance(trained.logits, peft_logits)} from what was trained; for the policy that was "
         f"trained, name a folder that `quantize` wrote in {policy.weight_format} (--base)",
     ]
-
-
-def _unpacked(folder: str, **how: Any) -> Any:
-    """Load an adapter by stock peft on an unpacked base, for whose codes peft has no layer.
-
-    peft wraps `nn.Linear` and bitsandbytes' layers; compressed-tensors keeps codes in an
-    `nn.Linear` without a weight until the first forward pass, unless told to unpack at once.
-    """
-    config = CompressedTensorsConfig(dequantize=True)
-    return AutoPeftModelForCausalLM.from_pretrained(folder, quantization_config=config, **how)
