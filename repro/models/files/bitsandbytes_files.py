@@ -92,11 +92,8 @@ def unpacked(
 
 def _require_state(stored: Tensor, where: str, shape: tuple[int, int]) -> None:
     """Raise unless the state of a matrix says NF4 in this shape."""
-    needed: dict[str, Any] = {
-        "quant_type": "nf4",
-        "blocksize": FORMATS["nf4"].block,
-        "shape": list(shape),
-    }
+    needed = _described(shape)
+    del needed["dtype"]  # in which others compute
     try:
         state = json.loads(stored.numpy().tobytes())
         said = {field: state[field] for field in needed}
@@ -111,12 +108,11 @@ def _values() -> Tensor:
     return torch.tensor(FORMATS["nf4"].values, dtype=torch.float32)
 
 
+def _described(shape: tuple[int, int]) -> dict[str, Any]:
+    block = FORMATS["nf4"].block
+    return {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": list(shape)}
+
+
 def _state(shape: tuple[int, int]) -> Tensor:
     """Return bitsandbytes' state of a matrix, as bytes of JSON, (n,) uint8."""
-    said = {
-        "quant_type": "nf4",
-        "blocksize": FORMATS["nf4"].block,
-        "dtype": "bfloat16",
-        "shape": list(shape),
-    }
-    return torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)
+    return torch.tensor(list(json.dumps(_described(shape)).encode()), dtype=torch.uint8)
