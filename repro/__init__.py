@@ -15,10 +15,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function of the front door; `evaluate` is a package that can be called."""
-    if name == "evaluate":
-        return import_module("repro.evaluate")
-    if name in ("train", "quantize"):
+    """Import a function of the front door."""
+    if name in ("train", "quantize", "evaluate"):
         return getattr(import_module("repro.door.front_door"), name)
     raise AttributeError(f"module 'repro' has no attribute {name!r}")
 

@@ -181,14 +181,14 @@ _COMMANDS: dict[str, Sequence[str | Callable[[argparse.Namespace], int]]] = {
     "report": [_report],
     "bless": ["repro.judge.blessing:main_bless"],
     "bundle": [_bundle],
-    "quantize": ["repro.evaluate.flags:require_writing", "repro.export.quantising:main_quantize"],
+    "quantize": ["repro.evaluation.flags:require_writing", "repro.export.quantising:main_quantize"],
     "evaluate": [
-        "repro.evaluate.flags:require_asking",
-        "repro.evaluate.evaluate_command:main_evaluate",
+        "repro.evaluation.flags:require_asking",
+        "repro.evaluation.evaluate_command:main_evaluate",
     ],
-    "export": ["repro.evaluate.flags:require_writing", "repro.export.exporting:main_export"],
+    "export": ["repro.evaluation.flags:require_writing", "repro.export.exporting:main_export"],
     "environment": ["repro.evidence.environment:main_environment"],
-    "dose": ["repro.evaluate.flags:dosing_of", "repro.door.dose_command:main_dose"],
+    "dose": ["repro.evaluation.flags:dosing_of", "repro.door.dose_command:main_dose"],
 }
 
 

@@ -29,14 +29,14 @@ ALLOWED = {
     "repro/rollout": (*_LEARNING, "repro.distributed"),
     # Of evidence, which source a process runs: a checkpoint carries it.
     "repro/rl": (*_LEARNING, "repro.evidence", "repro.distributed", "repro.rollout"),
-    "repro/evaluate": _RUNS,
+    "repro/evaluation": _RUNS,
     "repro/runlog": _RUNS,
-    "repro/export": (*_RUNS, "repro.evaluate"),
+    "repro/export": (*_RUNS, "repro.evaluation"),
     # Of targets, the names of what the kernels are timed for.
     "repro/measure": (*_RUNS, "repro.targets"),
-    "repro/procedures": (*_RUNS, "repro.evaluate", "repro.runlog", "repro.measure"),
+    "repro/procedures": (*_RUNS, "repro.evaluation", "repro.runlog", "repro.measure"),
     "repro/run": (*_RUNS, "repro.targets", "repro.runlog", "repro.measure", "repro.procedures"),
-    "repro/door": (*_RUNS, "repro.targets", "repro.evaluate", "repro.export", "repro.run"),
+    "repro/door": (*_RUNS, "repro.targets", "repro.evaluation", "repro.export", "repro.run"),
     "repro/judge": _VERDICTS,
     # Of the door, the parsers, of which the reference of commands is written.
     "repro/report": (*_VERDICTS, "repro.judge", "repro.door.command_line"),

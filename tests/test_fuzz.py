@@ -27,7 +27,7 @@ from repro.__main__ import main
 from repro.data.own import read_splits
 from repro.data.problem import DataError, Problem, digest_of_problems
 from repro.data.prompts import render
-from repro.evaluate.grades import shows_working
+from repro.evaluation.grades import shows_working
 from repro.evidence.estimate import mean_interval
 from repro.evidence.record import RecordError, finite_json, read_record
 from repro.evidence.store import stored_line, stored_text

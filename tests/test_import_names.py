@@ -23,7 +23,7 @@ def test_the_package_imported_is_the_one_of_this_checkout_and_no_distribution(na
 
 def test_libraries_import_after_kernels_without_a_word_and_do_not_take_it_for_the_hub_loader():
     program = (
-        "import kernels, repro.evaluate.flags, repro.models, torchao, bitsandbytes\n"
+        "import kernels, repro.evaluation.flags, repro.models, torchao, bitsandbytes\n"
         "from transformers import Qwen2ForCausalLM\n"
         "from transformers.utils import is_kernels_available\n"
         "assert not is_kernels_available(), 'pip uninstall kernels'\n"

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from repro.evaluate.flags import dosing_of
+from repro.evaluation.flags import dosing_of
 from repro.evidence.procedure import RunContext
 from repro.models.checkpoint import resolve
 from repro.models.loading import read_description

@@ -24,7 +24,7 @@ from typing import Any
 from repro.data.load import is_generated
 from repro.door.command_line import build_parser
 from repro.door.own_run import request_text, selection_of
-from repro.evaluate.flags import require_asking, require_outside, require_writing
+from repro.evaluation.flags import require_asking, require_outside, require_writing
 from repro.evidence.provenance import source_at_start
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, find_record, read_record, record_path, run_folder
@@ -248,7 +248,7 @@ def evaluate(
         record = Path(folder) / "record.json"
         args = _line("evaluate", model, **flags, out=record)
         require_asking(args)
-        from repro.evaluate.evaluate_command import main_evaluate
+        from repro.evaluation.evaluate_command import main_evaluate
 
         main_evaluate(args)
         sets = json.loads(record.read_text())["sets"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from repro.data.load import is_own, source_named
 from repro.data.own import parse_columns
 from repro.data.prompts import template_source
-from repro.evaluate.flags import require_hub_name
+from repro.evaluation.flags import require_hub_name
 from repro.models.memory_plan import training_memory
 from repro.reward.custom import reward_named
 from repro.run.disk import size

@@ -423,7 +423,7 @@ def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estim
     ----------
     tally
         For sampled answers: `right` and `right_lenient`, the numbers of problems with 0, 1, ... n
-        correct samples; `votes` and `votes_lenient`, see `repro.evaluate.grades`.
+        correct samples; `votes` and `votes_lenient`, see `repro.evaluation.grades`.
     ks
         Samples per attempt, each in [1, n]; there is no maj@k of n above `VOTING_SAMPLES`.
     """

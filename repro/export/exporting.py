@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 from transformers import CompressedTensorsConfig
 
-from repro.evaluate.flags import adapter_folder, require_outside
+from repro.evaluation.flags import adapter_folder, require_outside
 from repro.export.comparing import (
     Said,
     distance,

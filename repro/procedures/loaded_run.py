@@ -11,7 +11,7 @@ from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_inputs
 from repro.distributed import Ranks
-from repro.evaluate.scale_evaluator import ScaleEvaluator, mean_tokens
+from repro.evaluation.scale_evaluator import ScaleEvaluator, mean_tokens
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import checkpoint_inputs, resolve

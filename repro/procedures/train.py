@@ -1,8 +1,8 @@
 """Train an arm and evaluate it, or evaluate an untrained one: the rows of an accuracy table.
 
-Both use the same problems and the same evaluator (`repro.evaluate.scale_evaluator`). A trained arm
-is also evaluated before training, greedily and with its own quantised weights, so its gain does not
-include the effect of quantisation.
+Both use the same problems and the same evaluator (`repro.evaluation.scale_evaluator`). A trained
+arm is also evaluated before training, greedily and with its own quantised weights, so its gain does
+not include the effect of quantisation.
 
 A run can be stopped between rollouts. It then writes a checkpoint; resumed from it, the run gives
 the same numbers as without the interruption.
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from repro.distributed import ALONE, BatchError, Ranks
-from repro.evaluate.scale_evaluator import ScaleEvaluator
+from repro.evaluation.scale_evaluator import ScaleEvaluator
 from repro.evidence.procedure import Measured, Progress, RunContext, Stopped
 from repro.measure.device_state import release, reset_peak
 from repro.models.files.adapter_files import save_adapter

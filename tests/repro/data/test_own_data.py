@@ -14,7 +14,7 @@ from repro.data.load import load_problems, source_named
 from repro.data.own import parse_columns, read_splits
 from repro.data.problem import DataError, Problem, digest_of_problems
 from repro.data.prompts import render
-from repro.evaluate.flags import data_of
+from repro.evaluation.flags import data_of
 from repro.spec.config import DataConfig
 from tests.repro.qwen_checkpoint import write_tokenizer
 

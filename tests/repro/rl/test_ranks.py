@@ -14,7 +14,7 @@ import torch
 from repro import distributed as ranks_module
 from repro.data.load import load_problems
 from repro.distributed import ALONE, EXCHANGE, MEETING, Ranks
-from repro.evaluate.asking import Evaluator
+from repro.evaluation.asking import Evaluator
 from repro.procedures.train import _alike_on_ranks
 from repro.reward.score import Graded
 from repro.rl.collect import GradingRequest, GrowingRollout, PromptSource

@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerBase
 
 from repro.data.prompts import read_texts
 from repro.distributed import ALONE, Ranks
-from repro.evaluate.grades import Answers, answers_of
-from repro.evaluate.questions import Question, seeds_of
+from repro.evaluation.grades import Answers, answers_of
+from repro.evaluation.questions import Question, seeds_of
 from repro.reward.grader import GraderPool
 from repro.rollout.sampler import Completion, Sampler, shared
 from repro.rollout.torch_sampler import TorchSampler

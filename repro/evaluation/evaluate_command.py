@@ -25,10 +25,10 @@ import torch
 from repro.data.load import load_problems
 from repro.data.problem import digest_of_problems
 from repro.data.prompts import respelled, template_inputs, template_named, template_source
-from repro.evaluate.asking import Evaluator
-from repro.evaluate.flags import adapter_folder, at_of, data_of, names_of, sampling_of
-from repro.evaluate.grades import Answers
-from repro.evaluate.questions import Question, questions
+from repro.evaluation.asking import Evaluator
+from repro.evaluation.flags import adapter_folder, at_of, data_of, names_of, sampling_of
+from repro.evaluation.grades import Answers
+from repro.evaluation.questions import Question, questions
 from repro.evidence.environment import capture_environment
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Estimate

@@ -2,10 +2,10 @@
 
 import pytest
 
-from repro.evaluate.scale_evaluator import ScaleEvaluator, mean_tokens
+from repro.evaluation.scale_evaluator import ScaleEvaluator, mean_tokens
 from repro.rl.collect import GradingRequest
 from repro.spec.config import SamplingConfig
-from tests.repro.evaluate.small import Writer, problem
+from tests.repro.evaluation.small import Writer, problem
 from tests.repro.procedures.conftest import SCALE
 from tests.repro.small_runs import small_run
 
@@ -55,7 +55,7 @@ def test_the_length_of_answers_is_the_mean_over_the_sets_where_there_is_no_split
 def test_greedy_and_sampled_questions_have_the_scale_s_limits(tokenizer, pool, monkeypatch):
     one = evaluation(tokenizer, pool)
     one.greedy(TEST)
-    monkeypatch.delattr("repro.evaluate.scale_evaluator.questions")  # each is rendered once
+    monkeypatch.delattr("repro.evaluation.scale_evaluator.questions")  # each is rendered once
     one.sampled(TEST)
     asked = [SamplingConfig(temperature=0.0, max_new_tokens=20), SCALE.evaluation.sampling]
     assert [sampling for _, _, sampling in one.evaluator.sampler.requests] == asked

@@ -2,9 +2,9 @@
 
 import pytest
 
-from repro.evaluate.grades import Answers, Graded
+from repro.evaluation.grades import Answers, Graded
 from repro.evidence.derived import at_k_metrics
-from tests.repro.evaluate.small import problem
+from tests.repro.evaluation.small import problem
 
 
 def graded(answer, *, right, leniently=None):

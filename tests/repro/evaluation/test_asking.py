@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from repro.evaluate.asking import Evaluator
-from repro.evaluate.grades import shows_working
-from repro.evaluate.questions import questions, seeds_of
+from repro.evaluation.asking import Evaluator
+from repro.evaluation.grades import shows_working
+from repro.evaluation.questions import questions, seeds_of
 from repro.spec.config import SamplingConfig
-from tests.repro.evaluate.small import Writer, problem
+from tests.repro.evaluation.small import Writer, problem
 
 GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=48)
 SUMS = [problem(f"{n}+2?", str(n + 2)) for n in (1, 2, 3)]

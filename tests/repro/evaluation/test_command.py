@@ -9,7 +9,7 @@ import torch
 
 from repro.__main__ import main
 from repro.data.generator import generate_problems
-from repro.evaluate import evaluate_command
+from repro.evaluation import evaluate_command
 from repro.models.files.adapter_files import save_adapter
 from repro.models.policy import load_policy, trainable_parameters
 from tests.repro.problem_files import write_problems

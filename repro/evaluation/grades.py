@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from repro.data.problem import Problem
-from repro.evaluate.questions import Question
+from repro.evaluation.questions import Question
 from repro.evidence.at_k import VOTING_SAMPLES
 from repro.evidence.derived import SHARES, at_k_metrics, mean_of_problems, share_of
 from repro.evidence.record import Estimate

@@ -1,0 +1,1 @@
+"""Evaluation: prompts, sampled completions, and their grades."""
