@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean
 
 from repro.data.load import load_problems
@@ -23,6 +23,7 @@ from repro.rl.rollout_receipts import Values
 from repro.rollout.engine import Engine
 from repro.rollout.for_policy import FoldedSampler
 from repro.rollout.sampler import Sampler
+from repro.runlog.run_logger import RunLogger
 from repro.spec.config import RunConfig, TrainScale, digest_of
 from repro.spec.facts import Facts
 from repro.spec.hub import resolved_revision
@@ -106,31 +107,44 @@ class LoadedRun:
     tally: RunTally
     receipts: Facts
 
-    def hooks(self, progress: Progress, should_stop: Callable[[], bool] | None) -> Hooks:
-        """Return the training hooks: evaluation on held-out problems, progress, stopping."""
+    def hooks(
+        self, progress: Progress, should_stop: Callable[[], bool], logger: RunLogger | None
+    ) -> Hooks:
+        """Return the training hooks: evaluation, progress, stopping, and what a logger is told."""
+        tokenizer = self.evaluation.evaluator.tokenizer
 
         def on_step(step: int, values: Values) -> None:
+            if logger is not None:
+                logger.step(step, values)
             shown = {name: values.get(name) for name in _SHOWN}
             numbers = {name: float(value) for name, value in shown.items() if value is not None}
             steps = float(self.run.scale.steps)
             progress("training", {"step": float(step), "steps": steps} | numbers)
 
+        def noted(step: int, values: Values) -> None:
+            if logger is not None:
+                logger.evaluation(step, values)
+
         def on_development(step: int) -> float:
-            del step
-            return fmean(self.evaluation.greedy(self.problems.development).accuracy)
+            accuracy = fmean(self.evaluation.greedy(self.problems.development).accuracy)
+            noted(step, {"evaluation_accuracy": accuracy})
+            return accuracy
 
         def on_test(step: int) -> dict[str, float]:
-            del step
             if self.run.scale.evaluation.until:
                 accuracy = fmean(self.evaluation.greedy(self.problems.test).accuracy)
-                return {"accuracy_greedy": accuracy, "seconds": self.tally.counts()["seconds"]}
-            answers = self.evaluation.final(self.problems.test, {})
-            return {name: fmean(own.accuracy) for name, own in answers.items()}
+                found = {"accuracy_greedy": accuracy, "seconds": self.tally.counts()["seconds"]}
+            else:
+                answers = self.evaluation.final(self.problems.test, {})
+                found = {name: fmean(own.accuracy) for name, own in answers.items()}
+            noted(step, {f"test_{name}": value for name, value in found.items()})
+            return found
 
         return Hooks(
             test=on_test,
             evaluate=on_development if self.problems.development else None,
             on_step=on_step,
+            on_rollout=None if logger is None else partial(logger.rollout, tokenizer=tokenizer),
             should_stop=should_stop,
             tally=self.tally,
         )

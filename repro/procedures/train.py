@@ -111,9 +111,8 @@ def train_and_evaluate(run: RunConfig, context: RunContext) -> Measured:
         progress("evaluating the start", {})
         start = loaded_run.evaluation.greedy(loaded_run.problems.test)
         learner = learner_of_run(loaded_run)
-        hooks = loaded_run.hooks(progress, lambda: ranks.any(context.should_stop()))
-        if ranks.first:
-            hooks = logger.around(hooks, loaded_run.evaluation.evaluator.tokenizer)
+        told = logger if ranks.first else None
+        hooks = loaded_run.hooks(progress, lambda: ranks.any(context.should_stop()), told)
         progress("beginning to train", {})  # a step of a large model takes minutes
         result = train_run(loaded_run, learner, hooks, folder / "checkpoint")
         learner.sampler.refresh()

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from repro.rl.collect import Rollout
-    from repro.rl.loop import Hooks
     from repro.rl.rollout_receipts import Values
 
 # Holds the options of a run's worker processes as JSON.
@@ -123,32 +122,6 @@ class RunLogger:
 
     def __exit__(self, *raised: object) -> None:
         self._open.close()
-
-    def around(self, hooks: Hooks, tokenizer: PreTrainedTokenizerBase) -> Hooks:
-        """Return a training's hooks with what is kept before each of them."""
-
-        def on_step(step: int, values: Values) -> None:
-            self.step(step, values)
-            if hooks.on_step is not None:
-                hooks.on_step(step, values)
-
-        def kept(hook: Callable[[int], Any], names: Callable[[Any], Values]) -> Any:
-            def asked(step: int) -> Any:
-                found = hook(step)
-                self.evaluation(step, names(found))
-                return found
-
-            return asked
-
-        return dataclasses.replace(
-            hooks,
-            test=hooks.test
-            and kept(hooks.test, lambda found: {f"test_{name}": v for name, v in found.items()}),
-            evaluate=hooks.evaluate
-            and kept(hooks.evaluate, lambda accuracy: {"evaluation_accuracy": accuracy}),
-            on_step=on_step,
-            on_rollout=lambda step, rollout: self.rollout(step, rollout, tokenizer),
-        )
 
     def step(self, step: int, values: Values) -> None:
         """Take the values of a step, counted from 1."""
