@@ -1,23 +1,72 @@
-"""Sampling a policy's answers to questions, and grading them."""
+"""Asking a policy: problems as it reads them, its sampled answers, and their grades.
+
+A completion's seed follows from the run's seed, the problem and the sample, never from the arm.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from repro.data.prompts import read_texts
+from repro.data.problem import Problem
+from repro.data.prompts import opening_of, read_texts, render_within
 from repro.distributed import ALONE, Ranks
-from repro.evaluation.grades import Answers, answers_of
-from repro.evaluation.questions import Question, seeds_of
-from repro.reward.grader import GraderPool
+from repro.evaluation.grades import Answers, Graded, shows_working
+from repro.reward.answers import READINGS
+from repro.reward.expression import tidy
+from repro.reward.grader import Grade, GraderPool
+from repro.reward.score import both_grades
 from repro.rollout.sampler import Completion, Sampler, shared
 from repro.rollout.torch_sampler import TorchSampler
-from repro.spec.config import SamplingConfig
+from repro.spec.config import SamplingConfig, derive_seed
 
 # Rows asked at once: of plain torch, which holds them all; of an engine, which lets rows enter as
 # others end, so that few parts have a tail in which most slots are empty.
 _ROWS_AT_ONCE, _ROWS_QUEUED = 256, 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A problem as the policy reads it, and the text that its completion is made to begin with.
+
+    That opening, of which a thinking tag at the chat template's end is a part, is in the prompt,
+    too; empty lets the policy choose.
+    """
+
+    problem: Problem
+    prompt: tuple[int, ...]
+    opening: str = ""
+
+
+def questions(
+    problems: Sequence[Problem],
+    template: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_prompt_tokens: int,
+    opening: str = "",
+) -> list[Question]:
+    """Render problems as prompts; one of more than `max_prompt_tokens` tokens raises."""
+    begun = tokenizer(opening, add_special_tokens=False)["input_ids"] if opening else []
+    asked = []
+    for problem in problems:
+        prompt = render_within(problem, template, tokenizer, max_prompt_tokens)
+        opened = opening_of(prompt, tokenizer) + opening
+        asked.append(Question(problem=problem, prompt=(*prompt, *begun), opening=opened))
+    return asked
+
+
+def seeds_of(
+    asked: Sequence[Question], *, samples: int, seed: int, stream: str = "evaluation"
+) -> list[int]:
+    """Return the seeds of a run's completions by the stream's name, question by question."""
+    return [
+        derive_seed(seed, stream, question.problem.id, sample)
+        for question in asked
+        for sample in range(samples)
+    ]
 
 
 class Evaluator:
@@ -69,3 +118,44 @@ class Evaluator:
             if self.on_part:
                 self.on_part((begin + len(part)) / len(asked))
         return completions
+
+
+def answers_of(
+    asked: Sequence[Question],
+    texts: Sequence[str],
+    completions: Sequence[Completion],
+    pool: GraderPool,
+    reads: str = "tags",
+) -> Answers:
+    """Grade whole texts, forced openings included, equally many of each question in order."""
+    samples = len(texts) // max(1, len(asked))
+    golds = [question.problem.answer for question in asked for _ in range(samples)]
+    strict, lenient = both_grades(texts, golds, pool, reads)
+    graded = [
+        Graded(
+            accuracy=strictly.accuracy,
+            lenient=leniently.accuracy,
+            format_ok=READINGS[reads].format_ok(text),
+            works=shows_working(text),
+            truncated=completion.finish_reason == "length",
+            tokens=len(completion.token_ids),
+            surprisal=-sum(completion.sampled_logprobs),
+            answer=_vote(strictly),
+            lenient_answer=_vote(leniently),
+        )
+        for strictly, leniently, text, completion in zip(
+            strict, lenient, texts, completions, strict=True
+        )
+    ]
+    problems, groups = [], []
+    for number, question in enumerate(asked):
+        group = graded[number * samples : (number + 1) * samples]
+        if all(one.accuracy is not None for one in group):
+            problems.append(question.problem)
+            groups.append(group)
+    return Answers(problems=problems, groups=groups, dropped=len(asked) - len(groups))
+
+
+def _vote(grade: Grade) -> str | None:
+    """Return the answer that a graded completion votes for."""
+    return None if grade.answer is None else tidy(grade.answer)

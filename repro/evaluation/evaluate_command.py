@@ -25,10 +25,9 @@ import torch
 from repro.data.load import load_problems
 from repro.data.problem import digest_of_problems
 from repro.data.prompts import respelled, template_inputs, template_named, template_source
-from repro.evaluation.asking import Evaluator
+from repro.evaluation.asking import Evaluator, Question, questions
 from repro.evaluation.flags import adapter_folder, at_of, data_of, names_of, sampling_of
 from repro.evaluation.grades import Answers
-from repro.evaluation.questions import Question, questions
 from repro.evidence.environment import capture_environment
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Estimate

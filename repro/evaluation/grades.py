@@ -17,15 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from repro.data.problem import Problem
-from repro.evaluation.questions import Question
 from repro.evidence.at_k import VOTING_SAMPLES
 from repro.evidence.derived import SHARES, at_k_metrics, mean_of_problems, share_of
 from repro.evidence.record import Estimate
-from repro.reward.answers import READINGS, THINK_CLOSE, THINK_OPEN
-from repro.reward.expression import tidy
-from repro.reward.grader import Grade, GraderPool
-from repro.reward.score import both_grades
-from repro.rollout.sampler import Completion
+from repro.reward.answers import THINK_CLOSE, THINK_OPEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,47 +152,6 @@ def _votes(
         for flag in (True, False)
     }
     return counts[True], counts[False]
-
-
-def answers_of(
-    asked: Sequence[Question],
-    texts: Sequence[str],
-    completions: Sequence[Completion],
-    pool: GraderPool,
-    reads: str = "tags",
-) -> Answers:
-    """Grade whole texts, forced openings included, equally many of each question in order."""
-    samples = len(texts) // max(1, len(asked))
-    golds = [question.problem.answer for question in asked for _ in range(samples)]
-    strict, lenient = both_grades(texts, golds, pool, reads)
-    graded = [
-        Graded(
-            accuracy=strictly.accuracy,
-            lenient=leniently.accuracy,
-            format_ok=READINGS[reads].format_ok(text),
-            works=shows_working(text),
-            truncated=completion.finish_reason == "length",
-            tokens=len(completion.token_ids),
-            surprisal=-sum(completion.sampled_logprobs),
-            answer=_vote(strictly),
-            lenient_answer=_vote(leniently),
-        )
-        for strictly, leniently, text, completion in zip(
-            strict, lenient, texts, completions, strict=True
-        )
-    ]
-    problems, groups = [], []
-    for number, question in enumerate(asked):
-        group = graded[number * samples : (number + 1) * samples]
-        if all(one.accuracy is not None for one in group):
-            problems.append(question.problem)
-            groups.append(group)
-    return Answers(problems=problems, groups=groups, dropped=len(asked) - len(groups))
-
-
-def _vote(grade: Grade) -> str | None:
-    """Return the answer that a graded completion votes for."""
-    return None if grade.answer is None else tidy(grade.answer)
 
 
 def shows_working(text: str) -> bool:

@@ -15,9 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from repro.data.problem import Problem, columns_of
 from repro.data.prompts import template_named
 from repro.distributed import ALONE, Ranks
-from repro.evaluation.asking import Evaluator
+from repro.evaluation.asking import Evaluator, Question, questions
 from repro.evaluation.grades import Answers
-from repro.evaluation.questions import Question, questions
 from repro.evidence.record import Estimate
 from repro.reward.custom import load_reward
 from repro.reward.grader import GraderPool

@@ -45,8 +45,8 @@ from torch import Tensor
 from repro.data.load import load_problems
 from repro.data.problem import digest_of_problems
 from repro.data.prompts import read_texts, template_inputs, template_named
-from repro.evaluation.grades import Answers, answers_of
-from repro.evaluation.questions import Question, questions, seeds_of
+from repro.evaluation.asking import Question, answers_of, questions, seeds_of
+from repro.evaluation.grades import Answers
 from repro.evidence.derived import mean_of_problems
 from repro.evidence.procedure import Measured, RunContext, Stopped
 from repro.evidence.record import Estimate

@@ -21,7 +21,7 @@ from repro.data.prompts import (
     template_named,
     texts_of,
 )
-from repro.evaluation.questions import questions
+from repro.evaluation.asking import questions
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_tokenizer
 from repro.reward.answers import READINGS, format_ok, require_readable

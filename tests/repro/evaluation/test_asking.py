@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from repro.evaluation.asking import Evaluator
+from repro.evaluation.asking import Evaluator, questions, seeds_of
 from repro.evaluation.grades import shows_working
-from repro.evaluation.questions import questions, seeds_of
 from repro.spec.config import SamplingConfig
 from tests.repro.evaluation.small import Writer, problem
 
