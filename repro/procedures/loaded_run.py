@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import fmean
+from typing import Any
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
@@ -14,9 +17,10 @@ from repro.distributed import Ranks
 from repro.evaluation.scale_evaluator import ScaleEvaluator, mean_tokens
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
+from repro.measure.device_state import peak_bytes
 from repro.models.checkpoint import checkpoint_inputs, resolve
 from repro.models.policy import Policy
-from repro.procedures.tally import RunTally
+from repro.reward.grader import GraderPool
 from repro.rl.collect import order_of_epoch
 from repro.rl.loop import Hooks
 from repro.rl.rollout_receipts import Values
@@ -84,6 +88,59 @@ class ProblemSets:
         """Digest of the training problems, with the columns that a user's reward may read."""
         columns = {str(name) for problem in self.train * self.rewarded for name in problem.row}
         return digest_of_problems(self.train, sorted(columns))
+
+
+class RunTally:
+    """Grades, killed graders, peak memory and seconds of one run, summed over all its starts.
+
+    They are counted by the process; so each checkpoint saves them
+    (`repro.rl.rollout_receipts.Tally`), and a resumed run continues from them. Each start evaluates
+    the initial policy again, which the checkpoint has already counted; so its grades replace those
+    that the new process has counted until then, and are not added to them.
+
+    Parameters
+    ----------
+    inputs
+        Digests of the run's inputs, by name; they must be the same in every start.
+    began
+        What `time.perf_counter` said when this process began with the run.
+    """
+
+    def __init__(self, pool: GraderPool, inputs: Mapping[str, str], began: float) -> None:
+        self._began, self._seconds_before = began, 0.0
+        self._inputs, self._pool = dict(inputs), pool
+        # A pool may have served other runs before this one.
+        self._killed_before = -pool.workers_killed
+        self._uncounted, self._grades_before = pool.counters.copy(), Counter[str]()
+        self._peak_before = 0
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counts of all starts, as JSON values.
+
+        They are the grades by status, the graders that were killed for being late, peak memory in
+        bytes and wall seconds, loading included; beside them the digests of the run's inputs.
+        """
+        return {
+            "grades": dict(self._grades_before + (self._pool.counters - self._uncounted)),
+            "workers_killed": self._killed_before + self._pool.workers_killed,
+            "peak_bytes": max(self._peak_before, peak_bytes()),
+            "seconds": self._seconds_before + time.perf_counter() - self._began,
+            "inputs": self._inputs,
+        }
+
+    def go_on_from(self, counts: Mapping[str, Any]) -> None:
+        """Continue an earlier start's counts; `ValueError` if files or problems have changed."""
+        before, now = counts.get("inputs") or self._inputs, self._inputs
+        for name in sorted(before.keys() | now.keys()):
+            if before.get(name) != now.get(name):
+                raise ValueError(
+                    f"{name} has SHA-256 {now.get(name)}; it had {before.get(name)} when the run's "
+                    "checkpoint was written: put it back, or remove the run's folder to start again"
+                )
+        self._uncounted, self._grades_before = self._pool.counters.copy(), Counter(counts["grades"])
+        self._killed_before += counts["workers_killed"]
+        self._peak_before = counts["peak_bytes"]
+        self._seconds_before = counts.get("seconds", 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

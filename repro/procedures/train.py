@@ -30,8 +30,7 @@ from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
 from repro.models.memory_plan import training_memory
 from repro.models.policy import Policy, device_bytes, load_policy, trainable_parameters
-from repro.procedures.loaded_run import LoadedRun, ProblemSets
-from repro.procedures.tally import RunTally
+from repro.procedures.loaded_run import LoadedRun, ProblemSets, RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Graded
 from repro.rl.clock import Clock

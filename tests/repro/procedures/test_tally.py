@@ -9,7 +9,7 @@ from repro.data.problem import digest_of_problems
 from repro.evidence.procedure import Stopped
 from repro.models.checkpoint import TINY_FOLDER, checkpoint_inputs, digest_of_files, weights_digest
 from repro.models.policy import load_policy
-from repro.procedures import tally as module
+from repro.procedures import loaded_run as module
 from repro.procedures.loaded_run import ProblemSets
 from repro.procedures.train import train_and_evaluate
 from tests.repro.procedures.conftest import SCALE
