@@ -27,24 +27,14 @@ from repro.spec.config import (
 )
 from repro.spec.target import Target
 from repro.spec.tier import Tier
-from repro.targets import paper_effects
+from repro.targets import paper_effects, table1
 from repro.targets.paper_tier import GSM8K_PROMPT, pinned
-from repro.targets.table1 import (
-    BF16,
-    BF16_LORA,
-    METRICS,
-    NF4,
-    NF4_LORA,
-    NVFP4,
-    NVFP4_LORA,
-    NVFP4_LORA_AQN,
-)
 from repro.targets.table_rows import above, gains, variant
 
 TUNING_SEEDS = (100, 101)
 _NEW_TOKENS = 768
-_TRAINED = (BF16_LORA, NF4_LORA, NVFP4_LORA, NVFP4_LORA_AQN)
-_ARMS = (BF16, NF4, NVFP4, *_TRAINED)
+_TRAINED = (table1.BF16_LORA, table1.NF4_LORA, table1.NVFP4_LORA, table1.NVFP4_LORA_AQN)
+_ARMS = (table1.BF16, table1.NF4, table1.NVFP4, *_TRAINED)
 # What a sweep multiplies an arm's rate by.
 FACTORS = {"low": 1 / 3, "middle": 1.0, "high": 3.0}
 
@@ -54,26 +44,26 @@ def at_rate(arm: Arm, name: str) -> Arm:
     return variant(arm, name, f", {name} rate", learning_rate_factor=FACTORS[name])
 
 
-_SWEPT = tuple(at_rate(arm, name) for arm in (BF16_LORA, NF4_LORA, NVFP4_LORA) for name in FACTORS)
+_SWEPT = tuple(at_rate(arm, name) for arm in _TRAINED[:-1] for name in FACTORS)
 SOURCE = "Table 1, on a smaller checkpoint"
 SWEEP_SOURCE = "not in the paper; Table 4 gives 1e-5 to four-bit weights and 5e-6 to BF16 LoRA"
 _RATE = "weight_format learning_rate"
 _CLAIMS = (
     *gains(*_TRAINED),
     above("qerl_beats_lora", "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
-          SOURCE, NVFP4_LORA_AQN, BF16_LORA, "weight_format noise learning_rate",
+          SOURCE, table1.NVFP4_LORA_AQN, table1.BF16_LORA, "weight_format noise learning_rate",
           paper_effects.QERL_OVER_LORA),
     above("qerl_beats_qlora", "QeRL ends more accurate than QLoRA",
-          SOURCE, NVFP4_LORA_AQN, NF4_LORA, "weight_format noise learning_rate",
+          SOURCE, table1.NVFP4_LORA_AQN, table1.NF4_LORA, "weight_format noise learning_rate",
           paper_effects.QERL_OVER_QLORA),
     above("aqn_helps", "adding AQN to NVFP4 LoRA raises the final accuracy",
-          SOURCE, NVFP4_LORA_AQN, NVFP4_LORA, "noise", paper_effects.AQN_GAIN),
+          SOURCE, table1.NVFP4_LORA_AQN, table1.NVFP4_LORA, "noise", paper_effects.AQN_GAIN),
     above("nvfp4_more_entropy", "NVFP4 weights have a higher entropy than BF16 early in training",
-          "Fig. 5, on a smaller checkpoint", NVFP4_LORA, BF16_LORA, _RATE,
+          "Fig. 5, on a smaller checkpoint", table1.NVFP4_LORA, table1.BF16_LORA, _RATE,
           paper_effects.ENTROPY["nvfp4"], "entropy_first"),
     above("nvfp4_grows_faster",
           "NVFP4 LoRA has a larger area under the held-out accuracy than 16-bit LoRA",
-          "Fig. 4, on a smaller checkpoint", NVFP4_LORA, BF16_LORA, _RATE,
+          "Fig. 4, on a smaller checkpoint", table1.NVFP4_LORA, table1.BF16_LORA, _RATE,
           paper_effects.FORMAT_SPEED, "heldout_area"),
 )  # fmt: skip
 
@@ -123,7 +113,7 @@ def _sweep(size: str, scale: TrainScale) -> Target:
         statement="of three rates, each format gets the one that serves it best",
         source=SWEEP_SOURCE,
         arms=_SWEPT,
-        metrics=METRICS,
+        metrics=table1.METRICS,
         scales={Tier.MINI: scale},
         headline="heldout_last",
     )
@@ -137,7 +127,7 @@ def _table(size: str, scale: TrainScale) -> Target:
         "checkpoint small enough for a card of 24 GB",
         source="Table 1; the size is this suite's",
         arms=_ARMS,
-        metrics=METRICS,
+        metrics=table1.METRICS,
         scales={Tier.MINI: scale},
         headline="accuracy",
         claims=_CLAIMS,

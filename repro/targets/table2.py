@@ -14,25 +14,15 @@ import dataclasses
 from repro.spec.arm import DAPO
 from repro.spec.target import Target
 from repro.spec.tier import Tier
-from repro.targets import paper_effects, paper_tier
-from repro.targets.table1 import (
-    BF16,
-    BF16_FULL,
-    BF16_LORA,
-    METRICS,
-    NO_WORSE_THAN_FULL,
-    NVFP4,
-    NVFP4_LORA,
-    NVFP4_LORA_AQN,
-)
+from repro.targets import paper_effects, paper_tier, table1
 from repro.targets.table_rows import above, metric
 
 ARMS = (
-    BF16,
-    NVFP4,
+    table1.BF16,
+    table1.NVFP4,
     *(
         dataclasses.replace(arm, loss=DAPO)
-        for arm in (BF16_FULL, BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN)
+        for arm in (table1.BF16_FULL, table1.BF16_LORA, table1.NVFP4_LORA, table1.NVFP4_LORA_AQN)
     ),
 )
 
@@ -43,17 +33,17 @@ BENCHMARK_METRICS = tuple(
 )  # fmt: skip
 CLAIMS = (
     above("qerl_beats_lora", "QeRL consistently ends more accurate than 16-bit LoRA",
-          "Table 2 and its text", NVFP4_LORA_AQN, BF16_LORA, "weight_format noise learning_rate",
-          paper_effects.QERL_OVER_LORA_BIGMATH),
+          "Table 2 and its text", table1.NVFP4_LORA_AQN, table1.BF16_LORA,
+          "weight_format noise learning_rate", paper_effects.QERL_OVER_LORA_BIGMATH),
     above("aqn_helps", "AQN raises the final accuracy",
-          "Table 2 and its text", NVFP4_LORA_AQN, NVFP4_LORA, "noise",
+          "Table 2 and its text", table1.NVFP4_LORA_AQN, table1.NVFP4_LORA, "noise",
           paper_effects.AQN_GAIN_BIGMATH),
     dataclasses.replace(
-        NO_WORSE_THAN_FULL, source="Table 2", bound=-3.0,
+        table1.NO_WORSE_THAN_FULL, source="Table 2", bound=-3.0,
         because="the sampling error of one pass over the four benchmarks' average",
     ),
     above("aqn_raises_reward", "AQN raises the mean training reward",
-          "Fig. 8 (7B, BigMath)", NVFP4_LORA_AQN, NVFP4_LORA, "noise",
+          "Fig. 8 (7B, BigMath)", table1.NVFP4_LORA_AQN, table1.NVFP4_LORA, "noise",
           paper_effects.AQN_LATE_BIGMATH, "train_reward_mean"),
 )  # fmt: skip
 
@@ -65,7 +55,7 @@ TABLE2 = Target(
     arms=ARMS,
     metrics=(
         metric("accuracy", "percent", "pass@1", "higher"),
-        *(item for item in METRICS if item.name != "accuracy"),
+        *(item for item in table1.METRICS if item.name != "accuracy"),
         *BENCHMARK_METRICS,
     ),
     scales={Tier.PAPER: paper_tier.BIGMATH_7B},

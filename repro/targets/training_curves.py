@@ -15,21 +15,11 @@ from repro.spec.arm import DAPO
 from repro.spec.claim import Claim, Effect
 from repro.spec.target import Target
 from repro.spec.tier import Tier
-from repro.targets import paper_effects, paper_tier
-from repro.targets.table1 import (
-    BF16_FULL,
-    BF16_LORA,
-    METRICS,
-    MXFP4_LORA,
-    NF4_LORA,
-    NVFP4_LORA,
-    NVFP4_LORA_AQN,
-    figure,
-)
+from repro.targets import paper_effects, paper_tier, table1
 from repro.targets.table2 import BENCHMARK_METRICS, TABLE2
 from repro.targets.table_rows import above, rises
 
-_FORMATS = (BF16_LORA, NF4_LORA, MXFP4_LORA, NVFP4_LORA)
+_FORMATS = (table1.BF16_LORA, table1.NF4_LORA, table1.MXFP4_LORA, table1.NVFP4_LORA)
 _BIGMATH_ARMS = tuple(
     arm for arm in TABLE2.arms if arm.name in ("bf16_full", "bf16_lora", "nvfp4_lora_aqn")
 )
@@ -45,14 +35,15 @@ def _reward_by_format(source: str) -> tuple[Claim, ...]:
               source, _FORMATS, _RATE, paper_effects.FORMAT_SPEED, _REWARD),
         above("nvfp4_reward_faster",
               "NVFP4 LoRA has a higher mean training reward than 16-bit LoRA",
-              source, NVFP4_LORA, BF16_LORA, _RATE, paper_effects.FORMAT_SPEED, _REWARD),
+              source, table1.NVFP4_LORA, table1.BF16_LORA, _RATE, paper_effects.FORMAT_SPEED,
+              _REWARD),
     )  # fmt: skip
 
 
-FIGURE4 = figure(
+FIGURE4 = table1.figure(
     4, "training reward by weight format (7B, GSM8K)",
     "rewards grow faster on quantised weights than with 16-bit LoRA",
-    (BF16_FULL, *_FORMATS), _reward_by_format("Fig. 4"), records_of="table1",
+    (table1.BF16_FULL, *_FORMATS), _reward_by_format("Fig. 4"), records_of="table1",
 )  # fmt: skip
 # The upper row of Fig. 4, where DAPO trains on BigMath; two of its arms are Table 2's.
 FIGURE4_BIGMATH = Target(
@@ -67,25 +58,25 @@ FIGURE4_BIGMATH = Target(
     headline=_REWARD,
     shared={name: (TABLE2, name) for name in ("bf16_lora", "nvfp4_lora")},
 )
-FIGURE5 = figure(
+FIGURE5 = table1.figure(
     5, "entropy over training by weight format (7B)",
     "quantised weights start with more entropy",
     _FORMATS,
     tuple(
         above(f"{arm.weight_format}_more_entropy",
               f"{arm.weight_format.upper()} weights have a higher entropy per sampled token than "
-              "BF16 early in training, shorter answers included", "Fig. 5", arm, BF16_LORA, _RATE,
-              paper_effects.ENTROPY[arm.weight_format], "entropy_first")
+              "BF16 early in training, shorter answers included", "Fig. 5", arm, table1.BF16_LORA,
+              _RATE, paper_effects.ENTROPY[arm.weight_format], "entropy_first")
         for arm in _FORMATS[1:]
     ),
     records_of="table1",
 )  # fmt: skip
-FIGURE8 = figure(
+FIGURE8 = table1.figure(
     8, "reward with and without AQN (3B GSM8K, 7B BigMath)",
     "AQN raises the reward late in training",
-    (NVFP4_LORA, NVFP4_LORA_AQN),
+    (table1.NVFP4_LORA, table1.NVFP4_LORA_AQN),
     (above("aqn_raises_reward", "AQN raises the mean training reward", "Fig. 8",
-           NVFP4_LORA_AQN, NVFP4_LORA, "noise", paper_effects.AQN_LATE, _REWARD),),
+           table1.NVFP4_LORA_AQN, table1.NVFP4_LORA, "noise", paper_effects.AQN_LATE, _REWARD),),
     records_of="table1",
 )  # fmt: skip
 
@@ -93,28 +84,29 @@ FIGURE8 = figure(
 def _faster(number: int, effect: Effect) -> tuple[Claim]:
     return (
         above("qerl_reward_faster", "QeRL has a higher mean training reward than 16-bit LoRA",
-              f"Fig. {number}", NVFP4_LORA_AQN, BF16_LORA, _FORMAT_NOISE_RATE, effect, _REWARD),
+              f"Fig. {number}", table1.NVFP4_LORA_AQN, table1.BF16_LORA, _FORMAT_NOISE_RATE,
+              effect, _REWARD),
     )  # fmt: skip
 
 
-FIGURE7 = figure(
+FIGURE7 = table1.figure(
     7, "training reward on BigMath, 7B and 14B", "QeRL's reward jumps earlier than LoRA's",
     _BIGMATH_ARMS, _faster(7, paper_effects.QERL_SPEED_7B), records_of="table2",
 )  # fmt: skip
-FIGURE12 = figure(
+FIGURE12 = table1.figure(
     12, "training reward on BigMath levels 3 to 5, 7B", "QeRL's reward grows faster than LoRA's",
     _BIGMATH_ARMS[1:], _faster(12, paper_effects.QERL_SPEED), records_of="table2",
 )  # fmt: skip
-FIGURE13 = figure(
+FIGURE13 = table1.figure(
     13, "training reward on BigMath levels 4 and 5, 32B", "QeRL's reward grows faster than LoRA's",
     _BIGMATH_ARMS[1:], _faster(13, paper_effects.QERL_SPEED_32B), headline=_REWARD,
-    scales={Tier.PAPER: paper_tier.BIGMATH_32B}, metrics=(*METRICS, *BENCHMARK_METRICS),
+    scales={Tier.PAPER: paper_tier.BIGMATH_32B}, metrics=(*table1.METRICS, *BENCHMARK_METRICS),
 )  # fmt: skip
-FIGURE14 = figure(
+FIGURE14 = table1.figure(
     14, "entropy over training, 14B", "QeRL keeps a higher entropy than LoRA",
     _BIGMATH_ARMS[1:],
     (above("qerl_more_entropy", "QeRL ends with a higher entropy than 16-bit LoRA", "Fig. 14",
-           NVFP4_LORA_AQN, BF16_LORA, _FORMAT_NOISE_RATE, paper_effects.ENTROPY_LATE,
+           table1.NVFP4_LORA_AQN, table1.BF16_LORA, _FORMAT_NOISE_RATE, paper_effects.ENTROPY_LATE,
            "entropy_last"),),
     records_of="table2_14b",
 )  # fmt: skip
