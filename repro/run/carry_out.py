@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from repro.evidence.environment import capture_environment, steady_now
 from repro.evidence.origins import grouped_by
-from repro.evidence.procedure import Measured, Progress, RunContext
+from repro.evidence.procedure import Measured, RunContext
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, record_of
 from repro.run.analysis_plan import plan_inputs
@@ -68,14 +68,7 @@ def procedure_named(name: str) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def carry_out(
-    runs: Sequence[RunConfig],
-    folder: Path,
-    records: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-    threads: int,
-) -> list[Path]:
+def carry_out(runs: Sequence[RunConfig], records: Path, context: RunContext) -> list[Path]:
     """Carry out runs that go together, and write their records into `records`; return the paths.
 
     Of several ranks only the first writes.
@@ -83,7 +76,6 @@ def carry_out(
     source_at_start()  # before a procedure is imported: what is on the disk now is what will run
     started = steady_now()
     measure = _measure_watched if runs[0].tier == Tier.SYSTEMS.value else _measure
-    context = RunContext(folder=folder, progress=progress, should_stop=should_stop, threads=threads)
     measured = measure(runs, context)
     if launched_ranks() > 1 and os.environ["RANK"] != "0":
         return []

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, Literal, cast
 
 from repro.evidence.environment import SEGMENTED
-from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Stopped
+from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Progress, RunContext, Stopped
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import run_folder
 from repro.run import carry_out as recording
@@ -46,7 +46,7 @@ EventKind = Literal[
 ]
 # Events of a task that goes on; any other ends it.
 UNDER_WAY: tuple[EventKind, ...] = ("started", "progress", "warning", "note")
-CarryOut = Callable[..., Any]
+CarryOut = Callable[[Sequence[RunConfig], Path, RunContext], Any]
 # How long a rank that lost another waits for the launcher to find and name that one.
 _NAMING_SECONDS = 3.0
 
@@ -245,14 +245,16 @@ def _device_lost() -> bool:
 def outcome_of(
     task: Task,
     threads: int,
-    progress: Callable[[str, dict[str, float]], None],
+    progress: Progress,
     should_stop: Callable[[], bool],
     carry_out: CarryOut | None = None,
 ) -> tuple[EventKind, str]:
     """Carry out a task; return the kind and text of the event that ends it."""
-    measure = carry_out or recording.carry_out
+    context = RunContext(
+        folder=task.folder, progress=progress, should_stop=should_stop, threads=threads
+    )
     try:
-        measure(task.every, task.folder, task.runs, progress, should_stop, threads)
+        (carry_out or recording.carry_out)(task.every, task.runs, context)
     except Stopped:
         return "stopped", ""
     except EndedError as ended:

@@ -15,6 +15,7 @@ from repro.spec.target import Target, plan
 from repro.spec.tier import Tier
 from repro.spec.variants import with_steps
 from repro.targets import find
+from tests.repro.small_runs import context_of
 
 ARMS = ("nvfp4_lora_aqn", "bf16")
 STEPS = 6
@@ -40,7 +41,7 @@ def record_smoke(folder: Path) -> Path:
     """Carry out the runs and leave their records in `folder`; return it."""
     for run in plan(SMALL, Tier.SMOKE, 2, ARMS):
         working = folder.parent / "working" / run.digest()[:12]
-        carry_out([run], working, folder, lambda *messages: None, lambda: False, 1)
+        carry_out([run], folder, context_of(working))
     return folder
 
 

@@ -24,17 +24,11 @@ from repro.rollout.sampler import Sampler
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
-# How a procedure goes that nobody watches or stops.
-HOW: dict[str, Any] = {
-    "progress": lambda *told: None,
-    "should_stop": lambda: False,
-    "threads": 1,
-}
-
 
 def context_of(folder: Path, **changes: Any) -> RunContext:
     """Return where a run is carried out that nobody watches or stops."""
-    return RunContext(folder=folder, **(HOW | changes))
+    how = {"progress": lambda *told: None, "should_stop": lambda: False, "threads": 1}
+    return RunContext(folder=folder, **(how | changes))
 
 
 # Of the texts, golds and seeds of completions.

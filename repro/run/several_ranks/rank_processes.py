@@ -17,13 +17,13 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro.evidence.environment import capture_environment
-from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Progress, Stopped
+from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Progress, RunContext, Stopped
 from repro.run import carry_out as recording
 from repro.run.shared_work import failures_of
 from repro.run.worker import (
@@ -70,38 +70,33 @@ class Ranked:
     stall: float
     body: CarryOut | None = None
 
-    def __call__(
-        self,
-        runs: Sequence[RunConfig],
-        folder: Path,
-        records: Path,
-        progress: Progress,
-        should_stop: Callable[[], bool],
-        threads: int,
-    ) -> list[Path]:
+    def __call__(self, runs: Sequence[RunConfig], records: Path, context: RunContext) -> list[Path]:
         """Carry out a run and write its record; see `repro.run.carry_out`.
 
         Raises `EndedError` when a rank failed, died, or did not come: its number, and how it ended.
         """
         world = max(self.ranks, *map(ranks_of, runs))
         if world == 1:
-            body = self.body or recording.carry_out
-            paths: list[Path] = body(runs, folder, records, progress, should_stop, threads)
+            paths: list[Path] = (self.body or recording.carry_out)(runs, records, context)
             return paths
         (run,) = runs
         devices = [device_of_rank(rank) for rank in range(world)]
         if devices[0] is None and len(cuda_devices()) >= world:
             devices = [str(rank) for rank in range(world)]
-        how = world, records / "workers.log", threads, _LET_END
+        how = world, records / "workers.log", context.threads, _LET_END
         with tempfile.TemporaryDirectory() as place:
             tasks = [
-                Task(run=run, folder=folder, runs=records, variables=variables)
+                Task(run=run, folder=context.folder, runs=records, variables=variables)
                 for variables in self._variables(world, place)
             ]
             with _RankPool(
-                *how, devices=devices, carry_out=self.body, alone=True, should_stop=should_stop
+                *how,
+                devices=devices,
+                carry_out=self.body,
+                alone=True,
+                should_stop=context.should_stop,
             ) as pool:
-                finished = _followed(pool.execute(tasks), progress)
+                finished = _followed(pool.execute(tasks), context.progress)
         if finished < world:
             raise Stopped
         return []

@@ -18,6 +18,7 @@ from repro.spec.target import plan
 from repro.spec.tier import GIB, Tier
 from repro.targets import TARGETS
 from repro.targets.rollout_speed import ROLLOUT
+from tests.repro.small_runs import context_of
 
 STATE = {
     "at": 1000.0,
@@ -148,7 +149,7 @@ def test_every_new_record_of_the_systems_tier_has_its_device(run, tier, tmp_path
     run = dataclasses.replace(run, tier=tier)
     monkeypatch.setattr(device_state, "device_state", lambda: next(states))
     monkeypatch.setattr(recording, "_measure", lambda runs, context: [Measured(metrics=metrics)])
-    (path,) = carry_out([run], tmp_path / "work", tmp_path, lambda *a: None, lambda: False, 1)
+    (path,) = carry_out([run], tmp_path, context_of(tmp_path / "work"))
     device = read_record(path).facts.get("device")
     if tier == "systems":
         assert (device["before"], device["after"], device["retries"]) == (STATE, LATER, 0)
@@ -162,5 +163,5 @@ def test_a_device_that_is_not_clean_is_not_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(device_state, "require_clean", busy)
     monkeypatch.setattr(recording, "_measure", measure)
     with pytest.raises(device_state.DeviceBusyError, match="others hold 30 GiB"):
-        carry_out(systems_runs()[:1], tmp_path, tmp_path, lambda *a: None, lambda: False, 1)
+        carry_out(systems_runs()[:1], tmp_path, context_of(tmp_path))
     measure.assert_not_called()

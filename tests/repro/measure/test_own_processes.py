@@ -29,7 +29,7 @@ from repro.evidence.record import Estimate, Measured, record_of
 
 LEFT = []
 
-def carry_out(runs, folder, records, progress, should_stop, threads):
+def carry_out(runs, records, context):
     arm = runs[0].arm.name
     with (records / "calls.jsonl").open("a") as file:
         file.write(json.dumps([os.getpid(), arm]) + "\\n")
@@ -123,7 +123,7 @@ def test_a_stopped_table_keeps_its_recorded_arm(tmp_path, fake):
 def test_the_allocator_is_set_before_torch(tier, procedure, given, seen, tmp_path, monkeypatch):
     text = (
         "import json, os, sys\n"
-        "def carry_out(runs, folder, records, *how):\n"
+        "def carry_out(runs, records, context):\n"
         "    state = [os.environ.get('PYTORCH_CUDA_ALLOC_CONF'), 'torch' in sys.modules]\n"
         "    (records / 'state.json').write_text(json.dumps(state))\n"
     )

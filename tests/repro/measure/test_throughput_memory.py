@@ -15,7 +15,7 @@ from repro.spec.tier import GIB, Tier
 from repro.targets.rollout_speed import ROLLOUT
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 from tests.repro.measure.test_throughput_repeats import loaded, runs_of
-from tests.repro.small_runs import HOW, context_of
+from tests.repro.small_runs import context_of
 
 __all__ = ["loaded"]  # a fixture
 
@@ -152,7 +152,7 @@ def test_an_arm_of_which_nothing_fits_has_failed_and_says_why(loaded, monkeypatc
     cells = dict.fromkeys(("p_1", "p_2", "p_3", "q_1"), said)
     monkeypatch.setattr(throughput, "not_fitting", lambda scale, arm, total: cells)
     monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
-    (path,) = carry_out(runs_of(SCALE, 1), tmp_path / "work", tmp_path, *HOW.values())
+    (path,) = carry_out(runs_of(SCALE, 1), tmp_path, context_of(tmp_path / "work"))
     record = read_record(path)
     assert not record.ok
     assert f"p_1 {said}" in record.outcome["reason"]

@@ -28,7 +28,7 @@ from repro.spec.tier import GIB, Tier
 from repro.targets import find
 from repro.targets.table1 import BF16_LORA, BF16_LORA_FOLDED, NVFP4_LORA
 from tests.repro.measure import conftest as small
-from tests.repro.small_runs import HOW, context_of
+from tests.repro.small_runs import context_of
 
 SIZES = {"vocab_size": 512, "max_position_embeddings": 8192}
 LONG = ThroughputPoint(name="long", shape="a", prompt_tokens=8, new_tokens=24, batches=(1, 2))
@@ -111,7 +111,7 @@ def test_each_seed_gets_a_record_of_its_own_that_counts(loaded, tmp_path, monkey
     monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
     monkeypatch.setattr(throughput, "VllmEngine", served_elsewhere)
     runs = runs_of(ThroughputScale(points=(LONG,), vllm=vllm))
-    paths = carry_out(runs, tmp_path / "work", tmp_path, **HOW)
+    paths = carry_out(runs, tmp_path, context_of(tmp_path / "work"))
     assert [path.name for path in paths] == ["seed-0.json", "seed-1.json", "seed-2.json"]
     for path, run in zip(paths, runs, strict=True):
         record = read_record(path)

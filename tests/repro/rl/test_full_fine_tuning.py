@@ -14,6 +14,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.planted import planted
+from tests.repro.small_runs import context_of
 
 DEVICES = torch.cuda.device_count()
 LARGE = DEVICES > 1 and torch.cuda.get_device_properties(1).total_memory > 79e9
@@ -39,7 +40,7 @@ from repro.spec.shapes import shape_named
 from repro.spec.step_scale import StepPoint, StepScale, step_arm
 from repro.targets.table1 import BF16_FULL
 
-def body(runs, folder, records, progress, should_stop, threads):
+def body(runs, records, context):
     ranks, moments = Ranks.joined(), "adamw_8bit"
     point = StepPoint(name="full", model="7b", prompts=16, group=8, prompt_tokens=150,
                       completion_tokens=640, mean_tokens=200, lengths="spread")
@@ -96,9 +97,7 @@ def test_full_fine_tuning_of_7b_takes_the_memory_of_its_plan(tmp_path, monkeypat
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     (run,) = plan(find("table1"), Tier.PAPER, 1, ["bf16_full"])
     body = planted("full_rank", RANK, tmp_path, monkeypatch).body
-    Ranked(ranks=2, stall=120.0, body=body)(
-        [run], tmp_path, tmp_path, lambda text, values: None, lambda: False, 4
-    )
+    Ranked(ranks=2, stall=120.0, body=body)([run], tmp_path, context_of(tmp_path, threads=4))
     found = json.loads((tmp_path / "full.json").read_text())
     request.node.user_properties += found.items()
     assert len(found["seconds"]) == STEPS

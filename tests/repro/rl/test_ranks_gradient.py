@@ -17,6 +17,7 @@ from repro.spec.tier import Tier
 from repro.targets import find
 from tests.planted import planted
 from tests.repro.qwen_checkpoint import write_small
+from tests.repro.small_runs import context_of
 
 DEVICES = torch.cuda.device_count()
 RANK = """
@@ -35,7 +36,7 @@ from repro.distributed import ALONE, Ranks
 from repro.rl.step import StepInputs, accumulate_step, zero_missing_gradients
 from tests.repro.small_runs import rewards_of
 
-def body(runs, folder, records, progress, should_stop, threads):
+def body(runs, records, context):
     (run,), ranks = runs, Ranks.joined()
     scale, step = run.scale, run.scale.steps // 2
     policy = load_arm(run, "cuda" if ranks.devices else "cpu")
@@ -115,10 +116,8 @@ def test_two_ranks_move_a_gradient_little(tmp_path, monkeypatch, request, model)
             group_size=4,
         )  # fmt: skip
     body = planted("gradient_rank", RANK, tmp_path, monkeypatch).body
-    Ranked(ranks=2, stall=60.0, body=body)(
-        [dataclasses.replace(run, scale=scale)], tmp_path, tmp_path, lambda text, values: None,
-        lambda: False, 1,
-    )  # fmt: skip
+    run = dataclasses.replace(run, scale=scale)
+    Ranked(ranks=2, stall=60.0, body=body)([run], tmp_path, context_of(tmp_path))
     found = json.loads((tmp_path / "gradient.json").read_text())
     request.node.user_properties += (found | {"model": scale.checkpoint}).items()
     assert found["norm"] > 0

@@ -17,6 +17,7 @@ from repro.run.several_ranks.rank_processes import Ranked
 from repro.targets import find
 from tests.planted import planted
 from tests.repro.rl.test_ranks import rollout_step, tiny
+from tests.repro.small_runs import context_of
 
 # What each rank, or one process alone, does with a rollout that lies in the folder of records:
 # optimiser steps, one on two rows and so with passes for the other ranks' sake alone.
@@ -32,7 +33,7 @@ from repro.rl.step import StepInputs
 from repro.distributed import Ranks
 from tests.repro.rl.uneven_rows import exact_head, exact_norm
 
-def body(runs, folder, records, progress, should_stop, threads):
+def body(runs, records, context):
     import kernels.dispatch, kernels.reference
     import repro.rl.learner as module
 
@@ -56,7 +57,7 @@ def body(runs, folder, records, progress, should_stop, threads):
         import dataclasses, bitsandbytes
         by_blocks = bitsandbytes.optim.AdamW8bit(learner.parameters.values(), betas=(0.9, 0.95))
         learner = dataclasses.replace(learner, optimizer=by_blocks)
-    state = learner.load(folder) or fresh_state(run)
+    state = learner.load(context.folder) or fresh_state(run)
     values = []
     for step in range(state.step, asked["until"]):
         rows = torch.tensor([[*range(15)], [7, 13]][step])
@@ -68,7 +69,7 @@ def body(runs, folder, records, progress, should_stop, threads):
     moments = learner.optimizer.state
     for kept in moments.values():  # on a CPU all share one table of codes, as on no GPU
         kept.update({key: value.clone() for key, value in kept.items() if key.startswith("qmap")})
-    learner.save(folder, state)
+    learner.save(context.folder, state)
     (records / f"rank{ranks.rank}.json").write_text(json.dumps({
         "values": values,
         "in_all": counted,
@@ -117,8 +118,8 @@ def go(step, made_alone, tmp_path, monkeypatch, warm_workers):
             return made_alone[key]
         (tmp_path / "asked.json").write_text(json.dumps(asked))
         torch.save(step, tmp_path / "step.pt")
-        given = [step[1]], tmp_path / folder, tmp_path, lambda *_: None, lambda: False, 1
-        Ranked(ranks=ranks, stall=60, body=body)(*given)
+        carry_out = Ranked(ranks=ranks, stall=60, body=body)
+        carry_out([step[1]], tmp_path, context_of(tmp_path / folder))
         said = [json.loads((tmp_path / f"rank{n}.json").read_text()) for n in range(ranks)]
         tensors = {}
         for path in (tmp_path / folder / f"step-{until:08d}").glob("*.safetensors"):

@@ -33,7 +33,7 @@ def lose():
     sys.modules["torch"] = SimpleNamespace(cuda=cuda)
     lost()
 
-def carry_out(runs, folder, records, progress, should_stop, threads):
+def carry_out(runs, records, context):
     now = datetime.now(UTC)
     with (records / "calls.jsonl").open("a") as file:
         device = os.environ["CUDA_VISIBLE_DEVICES"]
@@ -45,7 +45,7 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
             continue
         name = f"{run.arm.name}-{run.seed}"
         deaths = records / f"die-{name}"
-        (folder / "checkpoint" / "step-000001").mkdir(parents=True, exist_ok=True)
+        (context.folder / "checkpoint" / "step-000001").mkdir(parents=True, exist_ok=True)
         if deaths.exists() and int(deaths.read_text()):
             deaths.write_text(str(int(deaths.read_text()) - 1))
             os._exit(9)

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 import torch
 from repro.evidence.record import Measured, record_of
 
-def carry_out(runs, folder, records, progress, should_stop, threads):
+def carry_out(runs, records, context):
     spoilt = records / "spoilt"
     if runs[0].seed == 0 and not spoilt.exists():
         spoilt.write_text(os.environ["CUDA_VISIBLE_DEVICES"])

@@ -49,11 +49,11 @@ def test_a_disk_that_takes_nothing_is_told_first(tmp_path, monkeypatch, capsys, 
     assert list(folder.iterdir()) == []
 
 
-def filling(runs, folder, records, *more):
+def filling(runs, records, context):
     """Record runs at once, on a disk that is full at one of them."""
     if runs[0].arm.name == "mxfp4":
         raise OSError(errno.ENOSPC, "No space left on device", str(records / "somewhere"))
-    return at_once(runs, folder, records)
+    return at_once(runs, records, context)
 
 
 def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(tmp_path):

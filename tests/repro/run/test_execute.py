@@ -116,7 +116,7 @@ def test_a_run_that_fails_leaves_its_reason_and_the_rest_go_on(tmp_path):
     assert "planted" in record.outcome["reason"]
 
 
-def at_once(runs, folder, records, *more):
+def at_once(runs, records, context):
     """Write a record that says nothing; return its path. Nothing is loaded for it."""
     started = datetime.now(UTC)
     return [record_of(run, Measured(), environment={}, started=started).write(records)
@@ -191,9 +191,9 @@ def test_a_record_that_is_spoilt_as_it_is_written_ends_no_other_run(tmp_path):
     assert (outcome.finished, outcome.failed, outcome.left) == (1, 1, 0)
 
 
-def cut_off(runs, folder, records, *more):
+def cut_off(runs, records, context):
     """Carry out runs at once, and spoil the record of a BF16 one."""
-    paths = at_once(runs, folder, records, *more)
+    paths = at_once(runs, records, context)
     if runs[0].arm.name == "bf16":
         paths[0].write_text("{")
     return paths

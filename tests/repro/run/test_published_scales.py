@@ -30,7 +30,7 @@ from repro.spec.needs import DATA_DOWNLOADS
 from repro.spec.tier import REAL_CHECKPOINTS, CudaDevice, Tier
 from repro.targets import TARGETS, find
 from tests.repro.qwen_checkpoint import write_hub, write_small
-from tests.repro.small_runs import HOW
+from tests.repro.small_runs import context_of
 from tests.said import unsaid
 
 PUBLISHED = [
@@ -72,7 +72,7 @@ def small(name, tier, model, **settings):
 
 
 def carried_out(run, folder):
-    (path,) = carry_out([run], folder / "work" / run.digest(), folder, **HOW)
+    (path,) = carry_out([run], folder, context_of(folder / "work" / run.digest()))
     assert path == find_record(run, folder)
     return read_record(path)
 

@@ -16,6 +16,7 @@ from repro.run.places import expected_folder
 from repro.run.preflight import files_refusal, refusal
 from repro.run.select import Changes, select
 from tests.repro.qwen_checkpoint import write_hub, write_small
+from tests.repro.small_runs import context_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,9 +62,7 @@ def records(selection, tmp_path_factory):
     for run in selection.plan(1, ARMS):
         assert refusal(run) is None
         assert files_refusal(run) is None
-        (path,) = carry_out(
-            [run], run_folder(run, folder), folder, lambda text, values: None, lambda: False, 1
-        )
+        (path,) = carry_out([run], folder, context_of(run_folder(run, folder)))
         assert read_record(path).ok
     return folder
 

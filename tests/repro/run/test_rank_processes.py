@@ -41,6 +41,7 @@ from repro.targets import find
 from tests.planted import planted
 from tests.repro.qwen_checkpoint import write_small
 from tests.repro.run.test_execute import arguments, command, fewer, quiet, until
+from tests.repro.small_runs import context_of
 
 # The body of a rank with a fault, by the environment: FAULT, on rank FAULTY, in its pass AT.
 FAULTS = """
@@ -49,7 +50,7 @@ import torch
 from repro.models.policy import trainable_parameters
 from repro.run.carry_out import carry_out
 
-def body(runs, folder, records, progress, should_stop, threads):
+def body(runs, records, context):
     import repro.reward.score as scoring
     import repro.rl.snapshots as snapshots
     import repro.rl.step as step
@@ -122,7 +123,7 @@ def body(runs, folder, records, progress, should_stop, threads):
             )
         if fault == "disk":
             checkpoint.write_snapshot = full
-    return carry_out(runs, folder, records, progress, should_stop, threads)
+    return carry_out(runs, records, context)
 """
 
 
@@ -150,7 +151,7 @@ def with_fault(tmp_path, monkeypatch, warm_workers):
         runs = runs or tmp_path / "runs"
         runs.mkdir(exist_ok=True)
         carry_out = Ranked(ranks=ranks, stall=stall, body=body)
-        carry_out([run], run_folder(run, runs), runs, lambda text, values: None, stop, 1)
+        carry_out([run], runs, context_of(run_folder(run, runs), should_stop=stop))
         return record_path(run, runs)
 
     return go
@@ -242,7 +243,7 @@ LATE = """
 import os, time
 from repro.distributed import Ranks
 
-def body(runs, folder, records, progress, should_stop, threads):
+def body(runs, records, context):
     if records.name == "outside" and os.environ["RANK"] == "2":
         time.sleep(60)
     ranks = Ranks.joined()
@@ -261,7 +262,7 @@ def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch):
         runs = tmp_path / place
         runs.mkdir()
         with pytest.raises(EndedError) as caught:
-            carry_out([run_of()], runs, runs, lambda text, values: None, lambda: False, 1)
+            carry_out([run_of()], runs, context_of(runs))
         return caught.value
 
     with ThreadPoolExecutor() as both:  # each waits most of the time

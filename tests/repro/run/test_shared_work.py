@@ -92,14 +92,14 @@ def test_without_locks_a_sentence_says_so_once_and_the_runs_go_on(tmp_path, monk
     assert "has no locks" in sentence
 
 
-def waiting(runs, folder, records, *more):
+def waiting(runs, records, context):
     """Record runs after a little while, a call to a line, but for one that fails."""
     with (records / "calls.jsonl").open("a") as file:
         file.write(json.dumps([os.getppid(), runs[0].digest()]) + "\n")
     time.sleep(0.2)
     if runs[0].seed == 3:
         raise ValueError("cannot be done")
-    return at_once(runs, folder, records)
+    return at_once(runs, records, context)
 
 
 # Of every process that a test starts.

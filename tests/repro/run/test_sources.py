@@ -15,6 +15,7 @@ from repro.run import carry_out as recording
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.small_runs import context_of
 
 RIGHT, WRONG = "LOSS = -1\n", "LOSS = +1\n"
 
@@ -79,7 +80,7 @@ def carried(run, tmp_path, monkeypatch):
 
         monkeypatch.setattr(recording, "procedure_named", lambda name: measure)
         records = tmp_path / "runs"
-        (path,) = recording.carry_out([run], tmp_path, records, print, bool, 1)
+        (path,) = recording.carry_out([run], records, context_of(tmp_path))
         return read_record(path)
 
     return carry

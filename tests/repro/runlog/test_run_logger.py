@@ -20,6 +20,7 @@ from repro.runlog.trackers import TRACKERS, name_of
 from repro.spec.variants import with_steps
 from repro.targets import find
 from tests.repro.runlog.conftest import small_of
+from tests.repro.small_runs import context_of
 
 TARGET = with_steps(find("table1"), 3)
 
@@ -37,8 +38,8 @@ def carried_out(run, records, stop_at=99):
         if text == "training":
             seen.append(values["step"])
 
-    folder = run_folder(run, records)
-    carry_out([run], folder, records, progress, lambda: len(seen) >= stop_at, 1)
+    watched = {"progress": progress, "should_stop": lambda: len(seen) >= stop_at}
+    carry_out([run], records, context_of(run_folder(run, records), **watched))
 
 
 class Notebook:

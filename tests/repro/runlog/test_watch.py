@@ -19,6 +19,7 @@ from repro.runlog.watch import LENIENT, MIXED, Watch
 from repro.spec.variants import with_steps
 from repro.targets import find
 from tests.repro.runlog.conftest import small_of
+from tests.repro.small_runs import context_of
 
 
 def rollout(mixed=0, reward=(0.0, 0.0), right=0.25, all_cut_off=False):
@@ -123,7 +124,7 @@ def test_an_idle_run_goes_on_with_a_warning_or_stops_where_asked(constant, tmp_p
             told.append(text)
 
     def go(records):
-        return carry_out([run], run_folder(run, records), records, progress, lambda: False, 1)
+        return carry_out([run], records, context_of(run_folder(run, records), progress=progress))
 
     monkeypatch.setenv(VARIABLE, "")
     go(tmp_path / "on")
