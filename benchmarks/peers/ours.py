@@ -32,10 +32,10 @@ from repro.reward.score import Graded
 from repro.rl.advantage import Advantages
 from repro.rl.collect import Rollout
 from repro.rl.learner import Learner
-from repro.rl.loop import Hooks
 from repro.rl.rollout_receipts import Values
 from repro.rl.rows import make_rows, mean_of, token_mean
 from repro.rl.step import StepInputs, StepOutput
+from repro.rl.trainer import Hooks
 from repro.rl.training_state import TrainState, fresh_state
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion

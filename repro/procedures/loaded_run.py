@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from statistics import fmean
 from typing import Any
@@ -22,8 +22,8 @@ from repro.models.checkpoint import checkpoint_inputs, resolve
 from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
 from repro.rl.collect import order_of_epoch
-from repro.rl.loop import Hooks
 from repro.rl.rollout_receipts import Values
+from repro.rl.trainer import Hooks
 from repro.rollout.engine import Engine
 from repro.rollout.for_policy import FoldedSampler
 from repro.rollout.sampler import Sampler
@@ -197,14 +197,16 @@ class LoadedRun:
             noted(step, {f"test_{name}": value for name, value in found.items()})
             return found
 
-        return Hooks(
+        hooks = Hooks(
             test=on_test,
             evaluate=on_development if self.problems.development else None,
             on_step=on_step,
-            on_rollout=None if logger is None else partial(logger.rollout, tokenizer=tokenizer),
             should_stop=should_stop,
             tally=self.tally,
         )
+        if logger is None:
+            return hooks
+        return replace(hooks, on_rollout=partial(logger.rollout, tokenizer=tokenizer))
 
     def outcome(self, series: Mapping[str, Sequence[float | None]]) -> Measured:
         """Evaluate the policy as it is now; return all measurements, with `series` of its steps."""

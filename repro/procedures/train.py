@@ -44,9 +44,8 @@ from repro.rl.collect import (
 )
 from repro.rl.divide import shard
 from repro.rl.learner import Learner, learner_of
-from repro.rl.loop import Hooks
 from repro.rl.rows import mean_of
-from repro.rl.trainer import train
+from repro.rl.trainer import Hooks, train
 from repro.rl.training_state import TrainState
 from repro.rollout.for_policy import CopySampler, sampler_for
 from repro.rollout.sampler import Completion, Sampler

@@ -34,44 +34,62 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from repro.distributed import BatchError
+from repro.evidence.procedure import Stopped
 from repro.rl.clock import Clock, WallClock
 from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
 from repro.rl.learner import Learner
-from repro.rl.loop import Hooks, run_steps
 from repro.rl.noise import NoiseReceipt
-from repro.rl.rollout_receipts import Values, note_rollout
+from repro.rl.rollout_receipts import Tally, Values, note_accuracy, note_rollout, note_test
 from repro.rl.rows import Rows
 from repro.rl.step import StepInputs, step_metrics
-from repro.rl.training_state import TrainState
+from repro.rl.training_state import TrainState, fresh_state
 from repro.spec.config import TrainScale
 
+Answered = TypeVar("Answered")
 
-def train(
-    learner: Learner,
-    source: Prompts,
-    score: Score,
-    hooks: Hooks,
-    *,
-    folder: Path,
-    within: Mapping[str, float] | None = None,
-) -> TrainState:
-    """Train a freshly loaded policy in place, or resume from the last checkpoint in `folder`.
 
-    `source` yields prompts, `score` rewards completions, and `within` are totals of seconds inside
-    phases, shown apart (`WallClock`).
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Hooks:
+    """Callbacks of the training loop.
 
-    Raises `ValueError` if the checkpoint belongs to another run; `Stopped` if it was asked to stop.
+    Attributes
+    ----------
+    evaluate
+        Takes the number of steps done; returns the held-out accuracy in percent. Called without
+        added noise every `scale.evaluation.every` steps, and before the first step if the scale has
+        a `token_budget`. None: no evaluation.
+    test
+        Takes the same; returns metrics on the test split, in percent. Called without added noise
+        after the steps that `scale.evaluation.test_at` names.
+    on_step
+        Takes the number of steps done and the step's values: those of its series, and the wall
+        seconds of its phases (`repro.rl.clock`).
+    on_rollout
+        Takes the number of steps done and the scored rollout, before the updates on it; may raise
+        to end the run.
+    on_fault
+        Takes the number of steps done and the rollout, as far as it came, where no step can be made
+        on it; returns what the error is to say of it.
+    should_stop
+        Called before each iteration; True writes a checkpoint and raises `Stopped`.
+    tally
+        Counts of the process besides the steps, saved in each checkpoint and continued from there.
     """
-    clock = WallClock(within)
-    training = Training(learner=learner, source=source, score=score, hooks=hooks, clock=clock)
-    return run_steps(learner, partial(iterate, training), hooks, folder=folder, clock=clock)
+
+    evaluate: Callable[[int], float] | None = None
+    test: Callable[[int], Mapping[str, float]] | None = None
+    on_step: Callable[[int, Values], None] = lambda step, values: None
+    on_rollout: Callable[[int, Rollout], None] = lambda step, rollout: None
+    on_fault: Callable[[int, GrowingRollout], str] = lambda step, growing: ""
+    should_stop: Callable[[], bool] = lambda: False
+    tally: Tally | None = None
 
 
 def everything(rows: Rows) -> Tensor:
@@ -101,6 +119,100 @@ class Training:
     hooks: Hooks = field(default_factory=Hooks)
 
 
+def train(
+    learner: Learner,
+    source: Prompts,
+    score: Score,
+    hooks: Hooks,
+    *,
+    folder: Path,
+    within: Mapping[str, float] | None = None,
+) -> TrainState:
+    """Train a freshly loaded policy in place, or resume from the last checkpoint in `folder`.
+
+    `source` yields prompts, `score` rewards completions, and `within` are totals of seconds inside
+    phases, shown apart (`WallClock`).
+
+    Raises `ValueError` if the checkpoint belongs to another run; `Stopped` if it was asked to stop:
+    the same call goes on from its checkpoint.
+    """
+    scale: TrainScale = learner.run.scale
+    clock = WallClock(within)
+    training = Training(learner=learner, source=source, score=score, hooks=hooks, clock=clock)
+    state = _load_or_begin(learner, hooks, folder)
+    learner.sampler.refresh()
+    clock.leave_out()
+    if scale.evaluation.token_budget and not state.series:
+        # The area under the curve starts where training starts.
+        _ask(learner, state, clock, hooks.evaluate, note_accuracy)
+    saved = state.step
+    clock.leave_out()
+    while not _ended(state, scale):
+        if hooks.should_stop():
+            break
+        began = state.step
+        clock.mark("idle")
+        steps = iterate(training, state)
+        seconds = clock.take(len(steps))
+        for number, values in enumerate(steps, start=began + 1):
+            hooks.on_step(number, {**values, **seconds})
+        every = scale.evaluation.every
+        if every >= 1 and state.step // every != began // every:
+            _ask(learner, state, clock, hooks.evaluate, note_accuracy)
+        if any(began < step <= state.step for step in scale.evaluation.test_at):
+            _ask(learner, state, clock, hooks.test, note_test)
+        if state.step - saved >= scale.checkpoint_every:
+            _save(learner, state, hooks, folder)
+            saved = state.step
+    if state.step != saved or state.step == 0:
+        _save(learner, state, hooks, folder)
+    if not _ended(state, scale):
+        raise Stopped
+    return state
+
+
+def _ended(state: TrainState, scale: TrainScale) -> bool:
+    """Return whether all steps are done, or the last test has the accuracy that ends training."""
+    until = scale.evaluation.until
+    last = state.series.get("test_accuracy_greedy", [])[-1:]
+    reached = until > 0 and any((accuracy or 0.0) >= until for accuracy in last)
+    return reached or state.step >= scale.steps
+
+
+def _load_or_begin(learner: Learner, hooks: Hooks, folder: Path) -> TrainState:
+    state = learner.load(folder)
+    if state is None:
+        return fresh_state(learner.run)
+    if hooks.tally is not None:
+        hooks.tally.go_on_from(state.counts)
+    return state
+
+
+def _save(learner: Learner, state: TrainState, hooks: Hooks, folder: Path) -> None:
+    """Write a checkpoint, with what was counted for the run."""
+    if hooks.tally is not None:
+        state.counts = hooks.tally.counts()
+    learner.save(folder, state)
+
+
+def _ask(
+    learner: Learner,
+    state: TrainState,
+    clock: WallClock,
+    hook: Callable[[int], Answered] | None,
+    note: Callable[[TrainState, int, Answered], None],
+) -> None:
+    """Evaluate without noise, outside of all phases, and note what it gave."""
+    if hook is None:
+        return
+    clock.mark("idle")
+    started = time.perf_counter()
+    learner.sampler.refresh()
+    note(state, state.step, hook(state.step))
+    state.count_seconds("evaluation_seconds", started)
+    clock.leave_out()
+
+
 def iterate(t: Training, state: TrainState) -> list[Values]:
     """Make one rollout and the optimiser steps on it; advance `state` by these steps.
 
@@ -117,7 +229,7 @@ def iterate(t: Training, state: TrainState) -> list[Values]:
     try:
         return _iterate(t, state, growing)
     except (BatchError, FloatingPointError) as error:
-        kept = "" if t.hooks.on_fault is None else t.hooks.on_fault(state.step, growing)
+        kept = t.hooks.on_fault(state.step, growing)
         raise BatchError(f"{error} (rollout of step {state.step + 1}{kept})") from error
 
 
@@ -128,8 +240,7 @@ def _iterate(t: Training, state: TrainState, growing: GrowingRollout) -> list[Va
     with learner.perturbed(step, "rollout") as receipt:
         rollout = collect(growing, learner.sample, t.score, t.clock)
     state.count_seconds("rollout_seconds", started)
-    if t.hooks.on_rollout is not None:
-        t.hooks.on_rollout(step, rollout)
+    t.hooks.on_rollout(step, rollout)
 
     started = time.perf_counter()
     updates = min(scale.updates_per_rollout, scale.steps - step)

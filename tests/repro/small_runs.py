@@ -17,8 +17,7 @@ from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.reward.score import Graded
 from repro.rl.collect import GradingRequest, PromptSource
 from repro.rl.learner import learner_of
-from repro.rl.loop import Hooks
-from repro.rl.trainer import train
+from repro.rl.trainer import Hooks, train
 from repro.rl.training_state import TrainState
 from repro.rollout.sampler import Sampler
 from repro.spec.arm import Arm
