@@ -35,7 +35,7 @@ from kernels import dispatch
 from repro.models.policy import Policy, end_token_ids
 from repro.models.policy_weights import LayerWeights, PolicyWeights, policy_weights
 from repro.rollout.draw import draw, uniforms
-from repro.rollout.sampler import Completion, FinishReason, check_request
+from repro.rollout.sampler import Completion, check_request
 from repro.spec.config import SamplingConfig
 
 # A rollout goes on with the rows that have not ended when those are so much of all.
@@ -59,10 +59,6 @@ class Buffers:
     padding : Tensor, (N,), int64
     logits : Tensor, (N, V), float32
     uniforms : Tensor, (T, N), float64
-    tokens, logprobs : Tensor, (T, N)
-        What was drawn.
-    lengths : Tensor, (N,), int64
-        Tokens drawn until the row had ended, its end included.
     done : Tensor, (N,), bool
     """
 
@@ -72,16 +68,13 @@ class Buffers:
     padding: Tensor
     logits: Tensor
     uniforms: Tensor
-    tokens: Tensor
-    logprobs: Tensor
-    lengths: Tensor
     done: Tensor
 
     def take(self, rows: Tensor) -> Buffers:
         """Return copies of rows (N',) int64."""
         every = {each.name: getattr(self, each.name) for each in fields(self)}
         # Where the axis of rows is not the first
-        second = ("keys", "values", "uniforms", "tokens", "logprobs")
+        second = ("keys", "values", "uniforms")
         return Buffers(**{n: v.index_select(int(n in second), rows) for n, v in every.items()})
 
 
@@ -135,9 +128,6 @@ class Decoder:
             padding=rows,
             logits=torch.empty(N, len(w.lm_head), device=device),
             uniforms=uniforms,
-            tokens=torch.zeros(new, N, dtype=torch.long, device=device),
-            logprobs=torch.zeros(new, N, device=device),
-            lengths=torch.zeros(N, dtype=torch.long, device=device),
             done=torch.zeros(N, dtype=torch.bool, device=device),
         )
         places, mask = _prompt_masks(padding, Tp, w.group)
@@ -157,13 +147,13 @@ class Decoder:
         buffers.logits.view(P, group, -1).copy_(logits.unsqueeze(1).expand(-1, group, -1))
         return buffers
 
-    def draw(self, buffers: Buffers, number: int, sampling: SamplingConfig) -> None:
-        """Draw and record the token of this number in every row."""
-        b = buffers
-        tokens, logprobs = draw(b.logits, b.uniforms[number], sampling)
-        b.tokens[number], b.logprobs[number] = tokens, logprobs
-        b.lengths.add_(~b.done)
-        b.done.logical_or_((tokens.unsqueeze(1) == self._ends).any(1))  # (N, e) -> (N,)
+    def draw(
+        self, buffers: Buffers, number: int, sampling: SamplingConfig
+    ) -> tuple[Tensor, Tensor]:
+        """Return the token of this number in every row and its logprob; note which rows end."""
+        tokens, logprobs = draw(buffers.logits, buffers.uniforms[number], sampling)
+        buffers.done.logical_or_((tokens.unsqueeze(1) == self._ends).any(1))  # (N, e) -> (N,)
+        return tokens, logprobs
 
     def forward(self, buffers: Buffers, tokens: Tensor, column: int) -> None:
         """Run one token per row, (N,) int64, forward to the next logits, in a column."""
@@ -249,21 +239,6 @@ class Decoder:
         return self._norm(hidden, self._final_gain) @ self.weights.lm_head.t()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Drawn:
-    """What all rows have drawn, wherever they stand in the buffers by now; (., N)."""
-
-    tokens: Tensor
-    logprobs: Tensor
-    lengths: Tensor
-
-    def note(self, buffers: Buffers, rows: Tensor) -> None:
-        """Copy the results of the rows (N',) int64 that the buffers hold."""
-        for name in ("tokens", "logprobs"):
-            getattr(self, name).index_copy_(1, rows, getattr(buffers, name))
-        self.lengths.index_copy_(0, rows, buffers.lengths)
-
-
 class TorchSampler:
     """Samples from a policy on the policy's device.
 
@@ -307,8 +282,8 @@ class TorchSampler:
         positions = max(map(len, prompts)) + sampling.max_new_tokens
         decoder = Decoder(self._weights, positions, self.end_token_ids)
         with torch.inference_mode(), sdpa_kernel(_WITHOUT_PLANS):
-            drawn, steps = self._decode(decoder, prompts, seeds, sampling, group_size)
-        return self._completions(drawn, steps)
+            drawn = self._decode(decoder, prompts, seeds, sampling, group_size)
+        return self._completions(*drawn)
 
     def _decode(
         self,
@@ -317,8 +292,11 @@ class TorchSampler:
         seeds: Sequence[int],
         sampling: SamplingConfig,
         group_size: int,
-    ) -> tuple[_Drawn, int]:
-        """Draw until every row has ended, in steps of the rows that have not; return the steps."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw until every row has ended, in steps of the rows that have not.
+
+        Returns tokens and log-probabilities, (steps, N), and how many of each row count, (N,).
+        """
         device = self.policy.device
         prompt_ids, padding = _padded(prompts, _ALIGNED if device.type == "cuda" else 1)
         width = prompt_ids.shape[1]
@@ -327,51 +305,43 @@ class TorchSampler:
             prompt_ids.to(device), padding.to(device), numbers.to(device), group_size
         )
         _require_finite(decoder, buffers, prompt_ids[:, -1].to(device), 0, width - 1)
-        rows = torch.arange(len(seeds), device=device)  # (N,)
-        drawn = _Drawn(
-            tokens=torch.empty_like(buffers.tokens),
-            logprobs=torch.empty_like(buffers.logprobs),
-            lengths=torch.empty_like(buffers.lengths),
-        )
+        rows = torch.arange(len(seeds), device=device)  # (N,) those that the buffers hold
+        tokens = torch.zeros(numbers.shape, dtype=torch.long, device=device)
+        logprobs = torch.zeros(numbers.shape, device=device)
+        lengths = torch.zeros_like(rows)
         number = 0
         while number < sampling.max_new_tokens:
             going = (~buffers.done).nonzero().squeeze(1)  # (N',)
             if not len(going):
                 break
+            lengths[rows[going]] = number + 1
             if len(going) <= _SHARE * len(rows):
-                drawn.note(buffers, rows)
                 buffers, rows = buffers.take(going), rows[going]
             # The last tokens are run forward now, when rows that ended with them have gone.
             if number:
-                last, column = buffers.tokens[number - 1], width + number - 1
+                last, column = tokens[number - 1, rows], width + number - 1
                 decoder.forward(buffers, last, column)
                 _require_finite(decoder, buffers, last, number, column)
                 if self.on_token is not None:
                     self.on_token(number, len(going))
-            decoder.draw(buffers, number, sampling)
+            drawn = decoder.draw(buffers, number, sampling)
+            tokens[number, rows], logprobs[number, rows] = drawn
             number += 1
-        drawn.note(buffers, rows)
-        return drawn, number
+        return tokens[:number], logprobs[:number], lengths
 
-    def _completions(self, drawn: _Drawn, steps: int) -> list[Completion]:
-        """Return the rows' draws of so many steps."""
-        columns = torch.arange(steps, device=drawn.lengths.device)  # (steps,)
-        counting = columns < drawn.lengths.unsqueeze(1)  # (N, steps)
-        # Counting tokens alone, all rows' one after another, and where each row's end
-        tokens = drawn.tokens[:steps].t()[counting].tolist()
-        logprobs = drawn.logprobs[:steps].t()[counting].tolist()
-        completions, begin = [], 0
-        for end in drawn.lengths.cumsum(0).tolist():
-            own = tuple(tokens[begin:end])
-            reason: FinishReason = "stop" if own[-1] in self.end_token_ids else "length"
+    def _completions(self, tokens: Tensor, logprobs: Tensor, lengths: Tensor) -> list[Completion]:
+        """Return the rows' draws, as `_decode` returns them."""
+        completions = []
+        every = tokens.t().tolist(), logprobs.t().tolist(), lengths.tolist()
+        for ids, values, length in zip(*every, strict=True):
+            ended = ids[length - 1] in self.end_token_ids
             completions.append(
                 Completion(
-                    token_ids=own,
-                    sampled_logprobs=tuple(logprobs[begin:end]),
-                    finish_reason=reason,
+                    token_ids=tuple(ids[:length]),
+                    sampled_logprobs=tuple(values[:length]),
+                    finish_reason="stop" if ended else "length",
                 )
             )
-            begin = end
         return completions
 
 

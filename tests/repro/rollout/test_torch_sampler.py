@@ -105,7 +105,7 @@ def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(m
 
     def counted(self, buffers, number, sampling):
         rows.append(len(buffers.done))
-        draw_step(self, buffers, number, sampling)
+        return draw_step(self, buffers, number, sampling)
 
     monkeypatch.setattr(Decoder, "draw", counted)
     hot = SamplingConfig(temperature=1.5, max_new_tokens=60)
