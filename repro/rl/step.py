@@ -18,7 +18,7 @@ Easy mistakes
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -87,24 +87,24 @@ def within_memory(
     attempt: Callable[[int], Result],
     size: int,
     *,
-    smallest: Callable[[int], bool],
-    forget: Callable[[], object],
+    pieces: Callable[[int], Sequence[Tensor]],
+    parameters: Iterable[nn.Parameter] = (),
     ranks: Ranks = ALONE,
 ) -> tuple[Result, int]:
     """Run all passes; whenever memory runs out, start over with passes of half the size.
 
-    Raises `torch.OutOfMemoryError` when the smallest passes do not fit.
+    Raises `torch.OutOfMemoryError` when passes of single rows do not fit.
 
     Parameters
     ----------
     attempt
-        Runs all passes, each of at most the given size; may leave gradients.
+        Runs all passes, each of at most the given number of packed tokens.
     size
-        Initial size: packed tokens per pass, or groups.
-    smallest
-        Whether passes of a given size cannot be made smaller.
-    forget
-        Clears accumulated gradients before another attempt.
+        The number to begin with.
+    pieces
+        Returns the rows of each pass of that size.
+    parameters
+        Those whose gradients an attempt leaves; they are cleared before another.
     ranks
         If memory runs out on one rank, all start over with the same size.
 
@@ -125,18 +125,14 @@ def within_memory(
             lacking = str(error)
         if not ranks.any(lacking is not None):
             return cast(Result, result), size
-        forget()
-        if smallest(size):
+        for parameter in parameters:
+            parameter.grad = None
+        if all(len(piece) == 1 for piece in pieces(size)):
             raise torch.OutOfMemoryError(lacking or "memory ran out on another rank")
         # Outside the `except` block: the exception's frames hold the tensors that did not fit.
         size //= 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def in_single_rows(pieces: Callable[[int], Sequence[Tensor]]) -> Callable[[int], bool]:
-    """Return a function of a size that tells whether all pieces of that size are single rows."""
-    return lambda micro_tokens: all(len(piece) == 1 for piece in pieces(micro_tokens))
 
 
 def accumulate_step(
@@ -191,15 +187,11 @@ def accumulate_step(
         kept = kept_blocks if tokens == micro_tokens else 0
         return carry_out(policy, part, planned(tokens), run, counting, kept, ranks)
 
-    def forget() -> None:
-        for parameter in parameters.values():
-            parameter.grad = None
-
     output, fitting = within_memory(
         attempt,
         micro_tokens,
-        smallest=in_single_rows(lambda tokens: planned(tokens).pieces),
-        forget=forget,
+        pieces=lambda tokens: planned(tokens).pieces,
+        parameters=parameters.values(),
         ranks=ranks,
     )
     return _of_all(output, ranks), fitting
@@ -321,9 +313,7 @@ def evaluate_rows(
     def attempt(micro_tokens: int) -> list[Passed]:
         return _evaluated(policy, rows, pieces(micro_tokens), temperature, ranks)
 
-    passed, fitting = within_memory(
-        attempt, micro_tokens, smallest=in_single_rows(pieces), forget=lambda: None, ranks=ranks
-    )
+    passed, fitting = within_memory(attempt, micro_tokens, pieces=pieces, ranks=ranks)
     logprobs, _ = _written(passed, rows)
     ranks.add(logprobs, of="log-probabilities")
     return logprobs, fitting
