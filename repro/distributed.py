@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,7 @@ STALL_VARIABLE, MEETING_VARIABLE = "REPRO_STALL_TIMEOUT", "REPRO_RANKS_MEET"
 STALL_SECONDS = 600.0
 # Seconds of exchanges, as a step's line has them: until all ranks had come, and from there.
 MEETING, EXCHANGE = "seconds_meeting", "seconds_exchange"
+Told = TypeVar("Told")
 
 
 class BatchError(ValueError):
@@ -149,7 +150,7 @@ class Ranks:
     def agree(self, problem: str | None) -> None:
         """Raise `BatchError` on all ranks alike where one has a problem; all must ask."""
         if self.any(problem is not None):
-            texts = self.texts(problem or "")
+            texts = self.objects(problem or "")
             found = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
             raise BatchError("; ".join(found) if self.world > 1 else problem)
 
@@ -159,22 +160,18 @@ class Ranks:
         self.add(flag, of="flags")
         return bool(flag)
 
-    def objects(self, own: Any) -> list[Any]:
+    def objects(self, own: Told) -> list[Told]:
         """Return what every rank has, pickled on the way."""
         every = [own] * self.world
         if self.world > 1:
             self._exchange("completions", lambda: dist.all_gather_object(every, own))
         return every
 
-    def texts(self, own: str) -> list[str]:
-        """Return every rank's text."""
-        return self.objects(own)
-
     def require_same(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Raise `ValueError` on all ranks unless the trained tensors are the same to the bit."""
         if self.world == 1:
             return
-        digests = self.texts(_digest(tensors))
+        digests = self.objects(_digest(tensors))
         other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if other:
             raise ValueError(

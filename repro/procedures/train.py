@@ -78,7 +78,7 @@ def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
         except ValueError as error:
             ranks.agree(str(error))  # raises
         ranks.agree(None)
-        digests = ranks.texts(digest_of([one.unshaped for one in graded]))
+        digests = ranks.objects(digest_of([one.unshaped for one in graded]))
         other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if other:
             raise BatchError(

@@ -182,7 +182,7 @@ class Learner:
                     sets_aside=self.ranks.first,
                 )  # fmt: skip
             self.ranks.any(False)
-        steps = self.ranks.texts("none" if state is None else str(state.step))
+        steps = self.ranks.objects("none" if state is None else str(state.step))
         if len(set(steps)) > 1:
             raise ValueError(
                 f"ranks find checkpoints of steps {', '.join(steps)} in {folder}; all need the "

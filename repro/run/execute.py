@@ -181,7 +181,7 @@ def _carry_out(batches: Sequence[_Batch], folder: Path, console: Console) -> int
             console.print(f"wrote the analysis plan {path}", highlight=False)
         outcome = execute(plan, folder, room=batch.room, console=console)
         if joined is not None:
-            joined.texts(LEFT if outcome.left else "")  # the other ranks return from `follow`
+            joined.objects(LEFT if outcome.left else "")  # the other ranks return from `follow`
         worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
         if outcome.left:
             break

@@ -103,4 +103,4 @@ def keep_batch(folder: Path, ranks: Ranks, step: int, growing: GrowingRollout) -
             said = f", kept in {path}"
         except OSError as error:
             said = f", which could not be kept: {error}"
-    return ranks.texts(said)[0]
+    return ranks.objects(said)[0]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import socket
 import sys
@@ -179,7 +178,7 @@ class InPlace(WorkerPool):
     def _tell(self, text: str) -> None:
         """Say to the other ranks what comes next, before they miss this one; hear if all stop."""
         try:
-            self._asked_to_stop = _STOP in self._ranks.texts(text) or self._asked_to_stop
+            self._asked_to_stop = _STOP in self._ranks.objects(text) or self._asked_to_stop
         except PeerLostError as lost:
             raise SystemExit(str(lost)) from lost
 
@@ -190,7 +189,7 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
     by_digest = {task.run.digest(): task for task in tasks}
     with on_stopping(lambda number, frame: asked.append(number)):
         try:
-            while (told := ranks.texts(_STOP if asked else "")[0]) in by_digest or told == _WAIT:
+            while (told := ranks.objects(_STOP if asked else "")[0]) in by_digest or told == _WAIT:
                 if told == _WAIT:
                     continue
                 kind, text = outcome_of(by_digest[told], threads, _quietly, lambda: bool(asked))
@@ -230,7 +229,7 @@ def join_torchrun(stall: float) -> Ranks:
         raise SystemExit(str(lost)) from lost
     own = identity_of(f"rank {ranks.rank} ({socket.gethostname()})")
     own |= {"command line": " ".join(sys.argv[1:])}
-    require_alike([json.loads(text) for text in ranks.texts(json.dumps(own))])
+    require_alike(ranks.objects(own))
     return ranks
 
 
@@ -243,7 +242,7 @@ def leave_torchrun() -> None:
 
 def refused_by_any(ranks: Ranks, own: str) -> str:
     """Return the first rank's sentence on why nothing starts, else the others'; empty for none."""
-    texts = ranks.texts(own)
+    texts = ranks.objects(own)
     others = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
     return texts[0] or "; ".join(others)
 
@@ -259,7 +258,7 @@ def refused_folder(ranks: Ranks, runs: Path) -> str:
                 name = Path(until_all_have_looked.enter_context(folder)).name
             except OSError as error:
                 own = f"--runs {runs}: {error}"
-        seen = (runs / ranks.texts(name)[0]).exists()
+        seen = (runs / ranks.objects(name)[0]).exists()
         if not (own or seen):
             own = f"--runs {runs}: {socket.gethostname()} does not see the first rank's; needs to"
         return refused_by_any(ranks, own)

@@ -77,9 +77,9 @@ def body(runs, records, context):
             iterate(t, state)
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - began)
-    tokens = max(shape.row_tokens, *map(int, ranks.texts(str(largest[0]))))
+    tokens = max(shape.row_tokens, *ranks.objects(largest[0]))
     planned = plan_memory(dataclasses.replace(shape, micro_tokens=tokens)).peak - CONTEXT_BYTES
-    reserved = [int(text) for text in ranks.texts(str(torch.cuda.max_memory_reserved()))]
+    reserved = ranks.objects(torch.cuda.max_memory_reserved())
     if ranks.first:
         found = {{"device": torch.cuda.get_device_name(0), "torch": torch.__version__,
                  "seconds": seconds, "reserved_bytes": reserved, "planned_bytes": planned,

@@ -168,7 +168,7 @@ def test_what_an_exchange_takes_is_counted_from_when_all_have_come_and_without_g
 
 def test_rewards_that_differ_between_ranks_are_refused():
     class OtherPays(Ranks):
-        def texts(self, own):
+        def objects(self, own):
             return [own, own if same else "another digest"]
 
         any = staticmethod(bool)

@@ -86,7 +86,7 @@ def body(runs, records, context):
 
     tokens = int(rollout.rows.packed_tokens().sum()) // 12
     one, cut, two = gradient(tokens), gradient(tokens // 2), gradient(tokens, ranks)
-    every = [int(text) for text in ranks.texts(str(len(passes)))]
+    every = ranks.objects(len(passes))
     if ranks.first:
         sizes = {"norm": one.norm(), "cut": (cut - one).norm(), "ranks": (two - one).norm()}
         found = {name: float(size) for name, size in sizes.items()}
