@@ -122,16 +122,16 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
         yield from _tensors_of([getattr(value, f.name) for f in dataclasses.fields(value)])
 
 
-def copied(value: Any) -> Any:
-    """Return arguments with every tensor at another address, inside dataclasses too."""
+def copied(value: Any, by: Callable[[Tensor], Tensor] = Tensor.clone) -> Any:
+    """Return arguments with every tensor copied by a function, inside dataclasses too."""
     if isinstance(value, Tensor):
-        return value.clone()
+        return by(value)
     if isinstance(value, tuple | list):
-        return type(value)(copied(part) for part in value)
+        return type(value)(copied(part, by) for part in value)
     if isinstance(value, dict):
-        return {name: copied(part) for name, part in value.items()}
+        return {name: copied(part, by) for name, part in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: copied(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: copied(getattr(value, f.name), by) for f in dataclasses.fields(value)}
         return type(value)(**fields)
     return value
 

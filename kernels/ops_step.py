@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from kernels import reference_step
 from kernels.op import Arguments, Dense, Op, Shape, normal
+from kernels.reference_step import Heads, LayerCache, Rotation
 
 _BLOCK = 16
 _RANK = 32
@@ -33,10 +34,10 @@ def _add_norm_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -
     return residual, update, gain, noise, 1e-6, _overlap(device)
 
 
-def _caches(
+def _cache(
     rows: int, S: int, heads: int, D: int, dtype: torch.dtype, device: str, seed: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys and values, (blocks, 16, heads, D), and a table, (rows, blocks of S)."""
+) -> tuple[LayerCache, Tensor]:
+    """Return a cache of blocks of 16, and a table, (rows, blocks of S)."""
     per_row = -(-S // _BLOCK)
     generator = torch.Generator().manual_seed(seed)
     table = torch.randperm(rows * per_row, generator=generator).view(rows, per_row) + 1
@@ -44,13 +45,13 @@ def _caches(
     keys = normal(*shape, dtype=dtype, device=device, seed=seed + 1)
     values = normal(*shape, dtype=dtype, device=device, seed=seed + 2)
     keys[0] = values[0] = float("nan")
-    return keys, values, table.int().to(device)
+    return LayerCache(keys=keys, values=values), table.int().to(device)
 
 
-def _rotation(S: int, D: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+def _rotation(S: int, D: int, dtype: torch.dtype, device: str) -> Rotation:
     frequencies = 1e6 ** (-torch.arange(0, D, 2) / D)
     angles = torch.arange(S).unsqueeze(1) * frequencies.repeat(2)  # (S, D)
-    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+    return Rotation(cos=angles.cos().to(device, dtype), sin=angles.sin().to(device, dtype))
 
 
 def _attend_inputs(
@@ -58,7 +59,7 @@ def _attend_inputs(
 ) -> Arguments:
     """Return rows of almost S tokens, the first full, the last of a few not running."""
     M, S, query, key, D = shape
-    keys, values, table = _caches(M, S, key, D, dtype, device, seed)
+    cache, table = _cache(M, S, key, D, dtype, device, seed)
     qkv = normal(M, (query + 2 * key) * D, dtype=dtype, device=device, seed=seed + 3)
     generator = torch.Generator().manual_seed(seed + 4)
     missing = torch.randint(1, 16, (M,), generator=generator, dtype=torch.int32)
@@ -68,33 +69,32 @@ def _attend_inputs(
         positions[-1] = -1
     gains = [normal(D, dtype=dtype, device=device, seed=seed + i) for i in (5, 6)]
     q_gain, k_gain = gains if head_norms else (None, None)
-    return (
-        qkv, *_rotation(S, D, dtype, device), positions.to(device), table, keys, values, None,
-        query, D**-0.5, q_gain, k_gain, 1e-6, _overlap(device),
-    )  # fmt: skip
+    heads = Heads(query=query, scaling=D**-0.5, q_gain=q_gain, k_gain=k_gain, eps=1e-6)
+    rotation = _rotation(S, D, dtype, device)
+    return qkv, positions.to(device), table, cache, heads, rotation, None, _overlap(device)
 
 
 def _with_workspace(arguments: Arguments) -> Arguments:
     """Give the kernel the memory that its splits meet in."""
     from kernels.triton.decode_step import StepWorkspace
 
-    qkv, keys, query = arguments[0], arguments[5], arguments[8]
-    workspace = StepWorkspace(len(qkv), query, keys.shape[2], keys.shape[3], qkv.device)
-    return (*arguments[:7], workspace, *arguments[8:])
+    qkv, _, _, cache, heads, *_ = arguments
+    workspace = StepWorkspace(len(qkv), heads.query, *cache.keys.shape[2:], qkv.device)
+    return (*arguments[:6], workspace, arguments[7])
 
 
 def _dense_step(arguments: Arguments) -> Dense:
     """Return torch's attention over keys and values that lie side by side."""
-    qkv, table, cache, query = arguments[0], arguments[4], arguments[5], arguments[8]
-    M, D = len(qkv), cache.shape[3]
-    q = qkv[:, : query * D].view(M, query, 1, D)
-    return _attention, (q, *_side_by_side(arguments[5:7], table))
+    qkv, _, table, cache, heads, *_ = arguments
+    M, D = len(qkv), cache.keys.shape[3]
+    q = qkv[:, : heads.query * D].view(M, heads.query, 1, D)
+    return _attention, (q, *_side_by_side(cache, table))
 
 
-def _side_by_side(caches: tuple[Tensor, ...], table: Tensor) -> list[Tensor]:
-    """Return caches as (rows, heads, positions, D)."""
+def _side_by_side(cache: LayerCache, table: Tensor) -> list[Tensor]:
+    """Return keys and values as (rows, heads, positions, D)."""
     # (rows, positions, heads, D) each
-    taken = [cache[table.long()].flatten(1, 2) for cache in caches]
+    taken = [part[table.long()].flatten(1, 2) for part in (cache.keys, cache.values)]
     return [part.transpose(1, 2).contiguous() for part in taken]
 
 
@@ -105,19 +105,20 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tens
 def _rotary_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
     """Return M tokens of one sequence, the last of several not kept."""
     M, query, key, D = shape
-    keys, values, table = _caches(1, M, key, D, dtype, device, seed)
+    cache, table = _cache(1, M, key, D, dtype, device, seed)
     positions = torch.arange(M, dtype=torch.int32, device=device)
     slots = table[0].long().repeat_interleave(_BLOCK)[:M] * _BLOCK + positions % _BLOCK
     if M > 1:
         slots[-1] = -1
     qkv = normal(M, (query + 2 * key) * D, dtype=dtype, device=device, seed=seed + 3)
-    return qkv, *_rotation(M, D, dtype, device), positions, slots.int(), keys, values, query
+    heads = Heads(query=query, scaling=D**-0.5)
+    return qkv, positions, slots.int(), cache, heads, _rotation(M, D, dtype, device)
 
 
 def _prefill_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
     """Return sequences of S tokens, all new but the first few of every second one; 3 of padding."""
     rows, S, query, key, D = shape
-    keys, values, table = _caches(rows, S, key, D, dtype, device, seed)
+    cache, table = _cache(rows, S, key, D, dtype, device, seed)
     tiles, first = [], 0
     for row in range(rows):
         for position in range(5 if row % 2 else 0, S, 64):
@@ -128,12 +129,12 @@ def _prefill_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) ->
     q = normal(first + 3, query, D, dtype=dtype, device=device, seed=seed + 3)
     q[first:] = float("nan")  # padding must not matter
     where = torch.tensor(tiles, dtype=torch.int32, device=device)
-    return q, keys, values, table, where, D**-0.5
+    return q, cache, table, where, D**-0.5
 
 
 def _dense_prefill(arguments: Arguments) -> Dense:
-    q, keys, values, table = arguments[:4]
-    k, v = _side_by_side((keys, values), table)
+    q, cache, table = arguments[:3]
+    k, v = _side_by_side(cache, table)
     rows, _, S, D = k.shape
     full = q.new_empty(rows, q.shape[1], S, D).normal_()
     return partial(_attention, is_causal=True), (full, k, v)
@@ -222,8 +223,8 @@ def _attend_op(name: str, head_norms: bool) -> Op:
         large=(64, 2048, 28, 4, 128),
         nbytes=lambda s: 4 * s[0] * s[1] * s[3] * s[4],
         flops=lambda s: 4 * s[0] * s[1] * s[2] * s[4],
-        named=("query_heads", "scale", "q_gain", "k_gain", "eps", "overlap"),
-        written=(5, 6),
+        named=("overlap",),
+        written=(3,),
         prepare=_with_workspace,
         dense=_dense_step,
     )
@@ -333,8 +334,7 @@ STEP_OPS: tuple[Op, ...] = (
         large=(4096, 28, 4, 128),
         nbytes=lambda s: 4 * s[0] * s[3] * (s[1] + 2 * s[2] + 1),
         flops=lambda s: 3 * s[0] * s[3] * (s[1] + s[2]),
-        named=("query_heads",),
-        written=(5, 6),
+        written=(3,),
     ),
     Op(
         name="prefill_attention",

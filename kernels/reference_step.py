@@ -33,6 +33,41 @@ from kernels import reference
 RUNNING, STOPPED, FULL, FAULTY = 0, 1, 2, 3
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Heads:
+    """The attention's shape.
+
+    Attributes
+    ----------
+    scaling
+        Factor on the scores.
+    q_gain, k_gain : Tensor or None, (head_dim,)
+        Of Qwen3's head norms, before the rotation.
+    """
+
+    query: int
+    scaling: float
+    q_gain: Tensor | None = None
+    k_gain: Tensor | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rotation:
+    """cos and sin of every position, (S, head_dim), both halves filled, in the compute dtype."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerCache:
+    """One layer's keys and values, (blocks, block_size, key_heads, head_dim)."""
+
+    keys: Tensor
+    values: Tensor
+
+
 def add_norm(
     residual: Tensor,
     update: Tensor | None,
@@ -63,82 +98,63 @@ def swiglu(gate_up: Tensor, *, overlap: bool = False) -> Tensor:
     return reference.swiglu(gate_up)
 
 
-def norm_heads(
-    qkv: Tensor, query_heads: int, q_gain: Tensor | None, k_gain: Tensor | None, eps: float
-) -> Tensor:
-    """Return `qkv` with query and key heads normalised (Qwen3), or as it is where there is no gain.
-
-    Parameters
-    ----------
-    qkv : Tensor, (M, (Hq + 2 Hkv) D)
-    q_gain, k_gain : Tensor or None, (D,)
-    """
-    if q_gain is None or k_gain is None:
+def norm_heads(qkv: Tensor, heads: Heads) -> Tensor:
+    """Return `qkv`, (M, (Hq + 2 Hkv) D), with query and key heads normed where they have gains."""
+    if heads.q_gain is None or heads.k_gain is None:
         return qkv
-    heads = qkv.unflatten(1, (-1, len(q_gain)))  # (M, Hq + 2 Hkv, D)
-    keys = (heads.shape[1] - query_heads) // 2
-    q, k, v = heads.split([query_heads, keys, keys], dim=1)
-    q = reference.rms_norm(q, q_gain, eps).to(qkv.dtype)
-    k = reference.rms_norm(k, k_gain, eps).to(qkv.dtype)
+    split = qkv.unflatten(1, (-1, len(heads.q_gain)))  # (M, Hq + 2 Hkv, D)
+    keys = (split.shape[1] - heads.query) // 2
+    q, k, v = split.split([heads.query, keys, keys], dim=1)
+    q = reference.rms_norm(q, heads.q_gain, heads.eps).to(qkv.dtype)
+    k = reference.rms_norm(k, heads.k_gain, heads.eps).to(qkv.dtype)
     return torch.cat((q, k, v), dim=1).flatten(1)  # (M, (Hq + 2 Hkv) D)
 
 
 def rotary_write(
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
     positions: Tensor,
     slots: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    *,
-    query_heads: int,
+    cache: LayerCache,
+    heads: Heads,
+    rotation: Rotation,
 ) -> Tensor:
     """Rotate queries and keys and write keys and values into the cache, in place.
 
     Parameters
     ----------
     qkv : Tensor, (M, (Hq + 2 Hkv) D)
-    cos, sin : Tensor, (P, D)
-        Tables by position, both halves filled.
+        Head norms applied.
     positions : Tensor, (M,), integer
     slots : Tensor, (M,), integer
         Where in the cache each token goes, counted in positions; -1 keeps nothing.
-    key_cache, value_cache : Tensor, (blocks, block_size, Hkv, D)
 
     Returns
     -------
     Tensor, (M, Hq, D), the type of `qkv`
         Rotated queries.
     """
-    keys, D = key_cache.shape[2:]
-    heads = qkv.unflatten(1, (-1, D))  # (M, Hq + 2 Hkv, D)
-    q, k, v = heads.split([query_heads, keys, keys], dim=1)
+    keys, D = cache.keys.shape[2:]
+    split = qkv.unflatten(1, (-1, D))  # (M, Hq + 2 Hkv, D)
+    q, k, v = split.split([heads.query, keys, keys], dim=1)
     at = positions.long()
-    q, k = reference.rotary(q, k, cos[at], sin[at])
+    q, k = reference.rotary(q, k, rotation.cos[at], rotation.sin[at])
     written = slots >= 0
     where = slots[written].long()
     # By slot: (blocks * block_size, Hkv, D)
-    key_cache.view(-1, keys, D)[where] = k[written].to(key_cache.dtype)
-    value_cache.view(-1, keys, D)[where] = v[written].to(value_cache.dtype)
+    cache.keys.view(-1, keys, D)[where] = k[written].to(cache.keys.dtype)
+    cache.values.view(-1, keys, D)[where] = v[written].to(cache.values.dtype)
     return q
 
 
 def attend_step(
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
     positions: Tensor,
     table: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
+    heads: Heads,
+    rotation: Rotation,
     workspace: object = None,
     *,
-    query_heads: int,
-    scale: float,
-    q_gain: Tensor | None = None,
-    k_gain: Tensor | None = None,
-    eps: float = 0.0,
     overlap: bool = False,
 ) -> Tensor:
     """Write one new token per row into the cache and attend from it to all of its row.
@@ -146,40 +162,30 @@ def attend_step(
     Parameters
     ----------
     qkv : Tensor, (M, (Hq + 2 Hkv) D)
-    cos, sin : Tensor, (P, D)
     positions : Tensor, (M,), int32
         -1 where no row runs.
     table : Tensor, (M, max_blocks), integer
-    key_cache, value_cache : Tensor, (blocks, block_size, Hkv, D)
-    scale
-        Factor on the scores.
-    q_gain, k_gain : Tensor or None, (D,)
-        Head norms before the rotation.
 
     Returns
     -------
     Tensor, (M, Hq * D), the type of `qkv`
         Zeros where no row runs.
     """
-    block_size = key_cache.shape[1]
+    block_size = cache.keys.shape[1]
     at = positions.clamp(min=0).long()
     blocks = table.gather(1, (at // block_size).unsqueeze(1)).squeeze(1).long()  # (M,)
     slots = torch.where(positions >= 0, blocks * block_size + at % block_size, -1)
-    qkv = norm_heads(qkv, query_heads, q_gain, k_gain, eps)
-    queries = rotary_write(
-        qkv, cos, sin, at, slots, key_cache, value_cache, query_heads=query_heads
-    )
+    queries = rotary_write(norm_heads(qkv, heads), at, slots, cache, heads, rotation)
     tiles = [(row, row, 1, p) for row, p in enumerate(positions.tolist()) if p >= 0]
     attended = prefill_attention(
-        queries.float(), key_cache, value_cache, table, torch.tensor(tiles).view(-1, 4), scale
+        queries.float(), cache, table, torch.tensor(tiles).view(-1, 4), heads.scaling
     )
     return attended.to(qkv.dtype)
 
 
 def prefill_attention(
     q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     table: Tensor,
     tiles: Tensor,
     scale: float,
@@ -192,8 +198,8 @@ def prefill_attention(
     ----------
     q : Tensor, (M, Hq, D)
         Rotated queries.
-    key_cache, value_cache : Tensor, (blocks, block_size, Hkv, D)
-        The new tokens' own included.
+    cache
+        The new tokens' own keys and values included.
     table : Tensor, (rows, max_blocks), integer
     tiles : Tensor, (tiles, 4), integer
         Row of `table`, first token, tokens, and the first one's position. A row of -1 is padding.
@@ -203,7 +209,7 @@ def prefill_attention(
     Tensor, (M, Hq * D), the type of q
         Zeros for padding.
     """
-    _, block_size, keys, D = key_cache.shape
+    _, block_size, keys, D = cache.keys.shape
     out = torch.zeros_like(q)
     repeats = q.shape[1] // keys
     for row, first, count, position in tiles.tolist():
@@ -213,8 +219,8 @@ def prefill_attention(
         blocks = table[row, : -(-end // block_size)].long()
         # (blocks, block_size, Hkv, D) -> (positions, Hkv, D) -> (end, Hq, D)
         k, v = (
-            cache[blocks].view(-1, keys, D)[:end].to(q.dtype).repeat_interleave(repeats, dim=1)
-            for cache in (key_cache, value_cache)
+            part[blocks].view(-1, keys, D)[:end].to(q.dtype).repeat_interleave(repeats, dim=1)
+            for part in (cache.keys, cache.values)
         )
         mask = torch.arange(end) <= torch.arange(position, end).unsqueeze(1)  # (count, end)
         attended = functional.scaled_dot_product_attention(

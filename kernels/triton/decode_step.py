@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.reference_step import Heads, LayerCache, Rotation
 from kernels.triton import FUSED
 
 # Programs that keep a large GPU busy with one decode attention.
@@ -276,19 +277,13 @@ def _splits(rows: int, key_heads: int) -> int:
 
 def attend_step(
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
     positions: Tensor,
     table: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
+    heads: Heads,
+    rotation: Rotation,
     workspace: StepWorkspace,
     *,
-    query_heads: int,
-    scale: float,
-    q_gain: Tensor | None = None,
-    k_gain: Tensor | None = None,
-    eps: float = 0.0,
     overlap: bool,
 ) -> Tensor:
     """Write one new token per row into the cache and attend from it to all of its row.
@@ -296,8 +291,8 @@ def attend_step(
     As `kernels.reference_step.attend_step`. Caches must be contiguous, rows of `qkv` may be
     strided. Other layouts raise.
     """
-    M = qkv.shape[0]
-    _, block_size, key_heads, D = key_cache.shape
+    M, query_heads = qkv.shape[0], heads.query
+    _, block_size, key_heads, D = cache.keys.shape
     width = (query_heads + 2 * key_heads) * D
     if qkv.shape[1] != width or qkv.stride(1) != 1 or D & (D - 1) or D < 32:
         raise ValueError(
@@ -309,10 +304,10 @@ def attend_step(
     out = torch.empty(M, query_heads * D, dtype=qkv.dtype, device=qkv.device)
     splits = workspace.splits[M]
     _attend_kernel[(M, key_heads, splits)](
-        qkv, cos, sin, positions, table, key_cache, value_cache, q_gain, k_gain, out,
-        workspace.partial, workspace.arrived, scale * math.log2(math.e), eps, qkv.stride(0),
-        table.stride(0), block_size, query_heads, key_heads, D, workspace.rows, splits, 64,
-        q_gain is not None, qkv.dtype == torch.float32, overlap,
+        qkv, rotation.cos, rotation.sin, positions, table, cache.keys, cache.values, heads.q_gain,
+        heads.k_gain, out, workspace.partial, workspace.arrived, heads.scaling * math.log2(math.e),
+        heads.eps, qkv.stride(0), table.stride(0), block_size, query_heads, key_heads, D,
+        workspace.rows, splits, 64, heads.q_gain is not None, qkv.dtype == torch.float32, overlap,
         num_warps=4, num_stages=3, **launch(overlap),
     )  # fmt: skip
     return out

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.reference_step import LayerCache
 from kernels.triton import FUSED, on_hopper
 
 
@@ -85,8 +86,7 @@ def _prefill_kernel(
 
 def prefill_attention(
     q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: LayerCache,
     table: Tensor,
     tiles: Tensor,
     scale: float,
@@ -95,11 +95,11 @@ def prefill_attention(
 ) -> Tensor:
     """Attend from new tokens, each to its own sequence up to itself: (M, Hq * D).
 
-    As `kernels.reference_step.prefill_attention`. q, (M, Hq, D), and the caches must be contiguous;
+    As `kernels.reference_step.prefill_attention`. q, (M, Hq, D), and the cache must be contiguous;
     a tile has at most `tile` tokens; what is in no tile is not written.
     """
     M, query_heads, D = q.shape
-    _, block_size, key_heads, _ = key_cache.shape
+    _, block_size, key_heads, _ = cache.keys.shape
     if not q.is_contiguous() or query_heads % key_heads or D & (D - 1):
         raise ValueError(
             f"q has shape {tuple(q.shape)}; it must be contiguous, its heads a multiple of the "
@@ -109,7 +109,7 @@ def prefill_attention(
     # Elsewhere operands take registers, and tiles of 64 keys would not leave enough of them.
     keys = 64 if on_hopper(q.device) else 32
     _prefill_kernel[(len(tiles), query_heads)](
-        q, key_cache, value_cache, table, tiles, out, scale * math.log2(math.e), table.stride(0),
+        q, cache.keys, cache.values, table, tiles, out, scale * math.log2(math.e), table.stride(0),
         block_size, query_heads, key_heads, D, tile, keys, q.dtype == torch.float32,
         num_warps=4, num_stages=2, **FUSED,
     )  # fmt: skip

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.reference_step import Heads, LayerCache, Rotation
 from kernels.triton import FUSED
 
 
@@ -56,36 +57,33 @@ def _rotary_kernel(
 
 def rotary_write(
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
     positions: Tensor,
     slots: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    *,
-    query_heads: int,
+    cache: LayerCache,
+    heads: Heads,
+    rotation: Rotation,
 ) -> Tensor:
     """Rotate queries and keys and write keys and values into the cache, in place.
 
     As `kernels.reference_step.rotary_write`. Rows of `qkv` may be strided, caches are contiguous,
     positions lie below P, and any negative slot writes nothing. Other widths raise.
     """
-    heads, D = key_cache.shape[2], key_cache.shape[3]
-    width = (query_heads + 2 * heads) * D
+    (key_heads, D), query_heads = cache.keys.shape[2:], heads.query
+    width = (query_heads + 2 * key_heads) * D
     if qkv.shape[-1] != width or qkv.dim() != 2 or qkv.stride(1) != 1:
         raise ValueError(
-            f"qkv has shape {tuple(qkv.shape)}; {query_heads} query and {heads} key heads of {D} "
-            f"need (B, {width}) with contiguous rows"
+            f"qkv has shape {tuple(qkv.shape)}; {query_heads} query and {key_heads} key heads of "
+            f"{D} need (B, {width}) with contiguous rows"
         )
-    if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
-        raise ValueError("key_cache and value_cache must be contiguous")
+    if not (cache.keys.is_contiguous() and cache.values.is_contiguous()):
+        raise ValueError("the cache's keys and values must be contiguous")
     if D & (D - 1):
         raise ValueError(f"the head dimension is {D}; the kernel needs a power of two")
     B = qkv.shape[0]
     q = torch.empty(B, query_heads, D, dtype=qkv.dtype, device=qkv.device)
     if B:
-        _rotary_kernel[(B, query_heads + 2 * heads)](
-            qkv, cos, sin, positions, slots, q, key_cache, value_cache, qkv.stride(0),
-            query_heads, heads, D, num_warps=1, **FUSED,
+        _rotary_kernel[(B, query_heads + 2 * key_heads)](
+            qkv, rotation.cos, rotation.sin, positions, slots, q, cache.keys, cache.values,
+            qkv.stride(0), query_heads, key_heads, D, num_warps=1, **FUSED,
         )  # fmt: skip
     return q

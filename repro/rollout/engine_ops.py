@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import reference_step
+from kernels.reference_step import Heads, LayerCache, Rotation
 from repro.models.norms import PerturbableRMSNorm
 from repro.rollout.linears import Product
 from repro.rollout.state import RowState
@@ -31,33 +32,6 @@ class Norm:
 
     module: PerturbableRMSNorm
     noise: Tensor | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Heads:
-    """The attention's shape.
-
-    Attributes
-    ----------
-    scaling
-        Factor on the scores.
-    q_gain, k_gain : Tensor or None, (head_dim,)
-        Of Qwen3's head norms.
-    """
-
-    query: int
-    scaling: float
-    q_gain: Tensor | None
-    k_gain: Tensor | None
-    eps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rotation:
-    """cos and sin of every position, (S, head_dim), both halves filled, in the compute dtype."""
-
-    cos: Tensor
-    sin: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,14 +53,6 @@ class NewTokens:
     slots: Tensor
     table: Tensor
     tiles: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerCache:
-    """One layer's keys and values, (blocks, block_size, key_heads, head_dim)."""
-
-    keys: Tensor
-    values: Tensor
 
 
 class Operations:
@@ -128,22 +94,8 @@ class Operations:
         rotation: Rotation,
     ) -> Tensor:
         """Write one new token per row into the cache and attend: `reference_step.attend_step`."""
-        attended: Tensor = self.functions.attend_step(
-            qkv,
-            rotation.cos,
-            rotation.sin,
-            positions,
-            table,
-            cache.keys,
-            cache.values,
-            self.workspace,
-            query_heads=heads.query,
-            scale=heads.scaling,
-            q_gain=heads.q_gain,
-            k_gain=heads.k_gain,
-            eps=heads.eps,
-            overlap=self.overlap,
-        )
+        given = qkv, positions, table, cache, heads, rotation, self.workspace
+        attended: Tensor = self.functions.attend_step(*given, overlap=self.overlap)
         return attended
 
     def place(
@@ -156,15 +108,9 @@ class Operations:
         rotation: Rotation,
     ) -> Tensor:
         """Write keys and values into the cache: head norms, then `reference_step.rotary_write`."""
+        normed = reference_step.norm_heads(qkv, heads)
         queries: Tensor = self.functions.rotary_write(
-            reference_step.norm_heads(qkv, heads.query, heads.q_gain, heads.k_gain, heads.eps),
-            rotation.cos,
-            rotation.sin,
-            positions,
-            slots,
-            cache.keys,
-            cache.values,
-            query_heads=heads.query,
+            normed, positions, slots, cache, heads, rotation
         )
         return queries
 
@@ -173,7 +119,7 @@ class Operations:
     ) -> Tensor:
         """Attend from a chunk's tokens, each to all up to itself; return (M, query * dim)."""
         attended: Tensor = self.functions.prefill_attention(
-            queries, cache.keys, cache.values, new.table, new.tiles, heads.scaling, tile=TILE
+            queries, cache, new.table, new.tiles, heads.scaling, tile=TILE
         )
         return attended
 

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernels.reference_step import Heads, LayerCache, Rotation
 from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
 from repro.models.policy import Policy
-from repro.rollout.engine_ops import Heads, LayerCache, NewTokens, Norm, Operations, Rotation
+from repro.rollout.engine_ops import NewTokens, Norm, Operations
 from repro.rollout.linears import ProjectionGroup
 
 

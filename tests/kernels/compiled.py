@@ -32,6 +32,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver, jit
 
 from kernels.formats import FORMATS, QuantizedWeight
+from kernels.reference_step import Heads, LayerCache, Rotation
 from kernels.triton import (
     decode_adapter,
     decode_choice,
@@ -172,18 +173,18 @@ def adapters(name: str, overlap: bool) -> Iterator[Launch]:
 
 def decoding(name: str, overlap: bool) -> Iterator[Launch]:
     H, HQ, HK, D, I, V = MODELS[name]
-    gain, cpu = zeros(H), torch.device("cpu")
+    gain, cpu, turns = zeros(H), torch.device("cpu"), Rotation(cos=zeros(64, D), sin=zeros(64, D))
     for M in ROWS:
         for noise in (None, zeros(H, dtype=torch.float32)):
             stream = zeros(M, H), zeros(M, H)
             call = partial(decode_step.add_norm, *stream, gain, noise, 1e-6, overlap=overlap)
             yield f"add_norm {M}", call
-        keys, qkv = zeros(M * 4 + 1, 32, HK, D), zeros(M, (HQ + 2 * HK) * D)
+        cache = LayerCache(keys=zeros(M * 4 + 1, 32, HK, D), values=zeros(M * 4 + 1, 32, HK, D))
         for g in (None, zeros(D)):
             yield f"attend {M}", partial(
-                decode_step.attend_step, qkv, zeros(64, D), zeros(64, D), ints(M), ints(M, 4),
-                keys, keys, decode_step.StepWorkspace(M, HQ, HK, D, cpu), query_heads=HQ,
-                scale=D**-0.5, q_gain=g, k_gain=g, eps=1e-6, overlap=overlap,
+                decode_step.attend_step, zeros(M, (HQ + 2 * HK) * D), ints(M), ints(M, 4), cache,
+                Heads(query=HQ, scaling=D**-0.5, q_gain=g, k_gain=g, eps=1e-6), turns,
+                decode_step.StepWorkspace(M, HQ, HK, D, cpu), overlap=overlap,
             )  # fmt: skip
         yield f"swiglu {M}", partial(decode_step.swiglu, zeros(M, 2 * I), overlap=overlap)
     for greedy in (False, True):
@@ -194,10 +195,11 @@ def decoding(name: str, overlap: bool) -> Iterator[Launch]:
         yield f"choose greedy={greedy}", call
     whole = zeros(4, V, dtype=torch.float32), zeros(dtype=torch.float32), 0.95
     yield "keep_nucleus", partial(nucleus.keep_nucleus, *whole, overlap=overlap)
-    qkv, keys, turn = zeros(64, (HQ + 2 * HK) * D), zeros(9, 32, HK, D), zeros(64, D)
-    turned = qkv, turn, turn, ints(64), ints(64), keys, keys
-    yield "rotary_write", partial(rotary.rotary_write, *turned, query_heads=HQ)
-    given = zeros(64, HQ, D), keys, keys, ints(1, 8), ints(3, 4), D**-0.5
+    cache = LayerCache(keys=zeros(9, 32, HK, D), values=zeros(9, 32, HK, D))
+    heads = Heads(query=HQ, scaling=D**-0.5)
+    turned = zeros(64, (HQ + 2 * HK) * D), ints(64), ints(64), cache, heads, turns
+    yield "rotary_write", partial(rotary.rotary_write, *turned)
+    given = zeros(64, HQ, D), cache, ints(1, 8), ints(3, 4), D**-0.5
     yield "prefill_attention", partial(prefill_attention.prefill_attention, *given)
 
 

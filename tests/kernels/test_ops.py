@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.op import copied
 from kernels.ops import OPS
 from tests.interpreted import needs_interpreter
 from tests.kernels.conftest import assert_bitwise, assert_within_twice
@@ -17,14 +18,10 @@ TRAINED = (
 CASES = [pytest.param(op, shape, id=f"{op.name}-{shape}") for op in OPS for shape in op.shapes]
 
 
-def _widened(value):
+def _widened(arguments):
+    """Return the same rounded values in float32."""
     sixteen = (torch.bfloat16, torch.float16)
-    return value.float() if isinstance(value, Tensor) and value.dtype in sixteen else value
-
-
-def _exact(op, arguments):
-    """Return the reference in float32 on the same rounded values."""
-    return op.outputs(op.reference, tuple(_widened(value) for value in arguments))
+    return copied(arguments, lambda x: x.float() if x.dtype in sixteen else x)
 
 
 def _compare(op, ours, plain, exact):
@@ -120,7 +117,7 @@ def test_gradients_on_a_gpu_are_at_most_twice_as_far_off_as_plain_pytorchs(op, s
     arguments = op.inputs(shape, torch.bfloat16, "cuda", 0)
     ours = _gradients(op, op.load(), arguments)
     plain = _gradients(op, op.reference, arguments)
-    exact = _gradients(op, op.reference, tuple(_widened(value) for value in arguments))
+    exact = _gradients(op, op.reference, _widened(arguments))
     for actual, *expected in zip(ours, plain, exact, strict=True):
         assert_within_twice(actual, expected[0], expected[1], f"gradient of {op.name}")
 
@@ -133,7 +130,7 @@ def test_a_kernel_on_a_gpu_is_at_most_twice_as_far_off_as_plain_pytorch(op, shap
     kernel, prepared = op.load(), op.prepare(arguments)
     ours = op.outputs(kernel, prepared)
     again = op.outputs(kernel, prepared)
-    plain, exact = op.outputs(op.reference, arguments), _exact(op, arguments)
+    plain, exact = (op.outputs(op.reference, own) for own in (arguments, _widened(arguments)))
     for actual, repeat, *expected in zip(ours, again, plain, exact, strict=True):
         assert_bitwise(actual, repeat, f"{op.name}, second run")
         _compare(op, actual, expected[0], expected[1])

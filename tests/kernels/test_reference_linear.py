@@ -10,7 +10,7 @@ from torch import nn
 
 from kernels import reference
 from kernels.reference import dequantize, linear, quantize, rms_norm, rotary, swiglu
-from kernels.reference_step import attend_step
+from kernels.reference_step import Heads, LayerCache, Rotation, attend_step
 from tests.kernels.conftest import assert_bitwise, assert_within_twice
 
 
@@ -128,7 +128,8 @@ def test_a_row_that_does_not_run_attends_to_nothing_and_writes_nothing():
     keys, values = torch.full((2, 2, 4, 1, 8), math.nan)
     qkv, turn = torch.ones(2, 32), torch.ones(1, 8)
     at, table = torch.tensor([-1, 0], dtype=torch.int32), torch.tensor([[0], [1]])
-    out = attend_step(qkv, turn, 0 * turn, at, table, keys, values, query_heads=2, scale=1.0)
+    cache, turns = LayerCache(keys=keys, values=values), Rotation(cos=turn, sin=0 * turn)
+    out = attend_step(qkv, at, table, cache, Heads(query=2, scaling=1.0), turns)
     assert torch.equal(out, torch.tensor([[0.0], [1.0]]).expand(2, 16))
     assert keys[0].isnan().all()
     assert values[0].isnan().all()
