@@ -27,7 +27,7 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
 from repro.reward.score import Graded, score
 from repro.rl.clock import PHASES, Clock, Phase
-from repro.rl.collect import GradingRequest, Score
+from repro.rl.collect import GradingRequest, PromptSource, Score
 from repro.rl.learner import learner_of
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
@@ -167,19 +167,19 @@ def paid_evenly(run: RunConfig, pool: GraderPool) -> Score:
     return rewards
 
 
-class RandomPrompts:
+class RandomPrompts(PromptSource):
     """Prompts of random tokens in place of generated problems, whose answers are the golds."""
 
     def __init__(self, policy: Policy, point: StepPoint, seed: int) -> None:
-        self._problems = load_problems(DataConfig(train_problems=point.prompts), "train")
-        self._tokenizer = build_tokenizer()
+        self.problems = load_problems(DataConfig(train_problems=point.prompts), "train")
+        self.tokenizer = build_tokenizer()
         self._vocabulary = policy.decoder.get_parameter("model.embed_tokens.weight").shape[0]
         self._length, self._seed = point.prompt_tokens, seed
 
     def draw(self, batch: int) -> list[Problem]:
         """Return the batch's problems, under ids of its own."""
         return [
-            dataclasses.replace(problem, id=f"{batch}/{problem.id}") for problem in self._problems
+            dataclasses.replace(problem, id=f"{batch}/{problem.id}") for problem in self.problems
         ]
 
     def prompt(self, problem: Problem) -> list[int]:
@@ -193,9 +193,9 @@ class RandomPrompts:
     ) -> list[str]:
         """Return texts as long as the completions' would be."""
         del prompts
-        size = len(self._tokenizer)
+        size = len(self.tokenizer)
         ids = [[token % size for token in completion.token_ids] for completion in completions]
-        return list(self._tokenizer.batch_decode(ids))
+        return list(self.tokenizer.batch_decode(ids))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -108,24 +108,6 @@ class _Group:
     rows: list[_Row]
 
 
-class Prompts(Protocol):
-    """Source of a rollout's prompts, and reader of its completions."""
-
-    def draw(self, batch: int) -> list[Problem]:
-        """Return the P problems of the batch counted from 0, ids unique."""
-        ...
-
-    def prompt(self, problem: Problem) -> list[int]:
-        """Return the token ids of a problem's prompt."""
-        ...
-
-    def texts(
-        self, completions: Sequence[Completion], prompts: Sequence[Sequence[int]]
-    ) -> list[str]:
-        """Return the texts of completions of P prompts, prompt-major, for the graders."""
-        ...
-
-
 class PromptSource:
     """Problems in the run's order, rendered as prompts when first needed.
 
@@ -203,7 +185,7 @@ class GrowingRollout:
     It starts at an optimiser step, counted from 0, with `draws` batches of problems drawn before.
     """
 
-    def __init__(self, run: RunConfig, source: Prompts, *, step: int, draws: int) -> None:
+    def __init__(self, run: RunConfig, source: PromptSource, *, step: int, draws: int) -> None:
         self.run, self.source, self.step = run, source, step
         self._draws, self._batches, self._informative, self._tokens = draws, 0, 0, 0
         self._groups: list[_Group] = []

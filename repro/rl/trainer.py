@@ -43,7 +43,7 @@ from torch import Tensor
 from repro.distributed import BatchError
 from repro.evidence.procedure import Stopped
 from repro.rl.clock import Clock, WallClock
-from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
+from repro.rl.collect import GrowingRollout, PromptSource, Rollout, Score, collect
 from repro.rl.learner import Learner
 from repro.rl.noise import NoiseReceipt
 from repro.rl.rollout_receipts import Tally, Values, note_accuracy, note_rollout, note_test
@@ -112,7 +112,7 @@ class Training:
     """
 
     learner: Learner
-    source: Prompts
+    source: PromptSource
     score: Score
     taking_part: Callable[[Rows], Tensor] = everything
     clock: Clock = field(default_factory=Clock)
@@ -121,7 +121,7 @@ class Training:
 
 def train(
     learner: Learner,
-    source: Prompts,
+    source: PromptSource,
     score: Score,
     hooks: Hooks,
     *,
