@@ -45,7 +45,6 @@ from repro.evidence.procedure import Stopped
 from repro.rl.clock import Clock, WallClock
 from repro.rl.collect import GrowingRollout, PromptSource, Rollout, Score, collect
 from repro.rl.learner import Learner
-from repro.rl.noise import NoiseReceipt
 from repro.rl.rollout_receipts import Tally, Values, note_accuracy, note_rollout, note_test
 from repro.rl.rows import Rows
 from repro.rl.step import StepInputs, step_metrics
@@ -252,7 +251,12 @@ def _iterate(t: Training, state: TrainState, growing: GrowingRollout) -> list[Va
     t.clock.mark("optimizer")
     state.count_seconds("update_seconds", started)
 
-    _note(t, state, rollout, receipt, parts, steps, before)
+    state.draws += rollout.batches
+    once = note_rollout(learner.run, state, rollout, receipt, before, torch.cat(list(parts)))
+    for values in steps:
+        values |= once
+        state.note(**values)
+        state.step += 1
     t.clock.mark("idle")
     return steps
 
@@ -289,21 +293,3 @@ def _update_all(
         if number == 0:
             before[index] = output.logprobs[index]
     return steps, before
-
-
-def _note(
-    t: Training,
-    state: TrainState,
-    rollout: Rollout,
-    receipt: NoiseReceipt,
-    parts: Sequence[Tensor],
-    steps: Sequence[Values],
-    before: Tensor,
-) -> None:
-    """Note the receipts and series of a rollout and its steps."""
-    state.draws += rollout.batches
-    once = note_rollout(t.learner.run, state, rollout, receipt, before, torch.cat(list(parts)))
-    for values in steps:
-        values |= once
-        state.note(**values)
-        state.step += 1
