@@ -147,58 +147,51 @@ def _elements(shape: Shape) -> float:
 
 
 def _row(format: str, name: str, kernel: str, columns: int = 0, **fields: Any) -> Op:
-    """Return the row of a Hopper kernel over packed weights."""
+    """Return the row of a kernel over 4-bit weights; its `inputs` are still to take the format."""
     common: dict[str, Any] = {
         "shapes": _SHAPES,
+        "large": (8, _N, _K),
         "nbytes": partial(_nbytes, format, columns),
         "flops": partial(_flops, columns),
-        "prepare": _packed,
     }
-    return Op(
-        name=f"{name}_{format}",
-        kernel=f"kernels.cuda.{kernel}",
-        interpretable=False,
-        hopper=True,
-        **common | fields,
-    )
+    inputs = partial(fields.pop("inputs"), format)
+    return Op(name=f"{name}_{format}", kernel=f"kernels.{kernel}", inputs=inputs, **common | fields)
 
 
 def _packed_rows(format: str) -> tuple[Op, ...]:
     """Return the rows of products by packed weights, and of the dense weight rebuilt for one."""
-    row = partial(_row, format)
+    row = partial(_row, format, prepare=_packed, interpretable=False, hopper=True)
     return (
         row(
             "linear",
-            "linear:packed_linear",
+            "cuda.linear:packed_linear",
             reference=reference.linear,
-            inputs=partial(_inputs, format),
-            large=(8, _N, _K),
+            inputs=_inputs,
             dense=_dense_linear,
         ),
         row(
             "adapted_linear",
-            "linear:packed_linear",
+            "cuda.linear:packed_linear",
             _RANK,
             reference=adapted_linear,
-            inputs=partial(_adapted_inputs, format),
+            inputs=_adapted_inputs,
             shapes=_ADAPTED if format == "nf4" else (*_ADAPTED, (16, 272, 512)),
-            large=(8, _N, _K),
             prepare=_with_adapter,
             dense=_dense_adapted,
         ),
         row(
             "dense_with_columns",
-            "linear:dense_with_columns",
+            "cuda.linear:dense_with_columns",
             reference=dense_with_columns,
-            inputs=partial(_column_inputs, format),
+            inputs=_column_inputs,
             large=(1024, _N, _K),
             dense=_dense_columns,
         ),
         row(
             "dequantize_packs",
-            "hopper:dequantize_packs",
+            "cuda.hopper:dequantize_packs",
             reference=reference.dequantize,
-            inputs=partial(_stored_inputs, format),
+            inputs=_stored_inputs,
             named=("dtype",),
             shapes=((16, 256), (33, 320), (272, 512)),
             large=(_N, _K),
@@ -211,58 +204,50 @@ def _packed_rows(format: str) -> tuple[Op, ...]:
 
 
 def _portable(format: str) -> Op:
-    return Op(
-        name=f"portable_linear_{format}",
+    return _row(
+        format,
+        "portable_linear",
+        "triton.portable_linear:linear",
         reference=reference.linear,
-        kernel="kernels.triton.portable_linear:linear",
-        inputs=partial(_inputs, format),
+        inputs=_inputs,
         # It takes 128 rows at most, one row without the matrix unit.
         shapes=((1, 70, 1088), *_SHAPES[:4], (100, 65, 320)),
-        large=(8, _N, _K),
-        nbytes=partial(_nbytes, format, 0),
-        flops=partial(_flops, 0),
         dense=_dense_linear,
     )
 
 
 def _portable_columns(format: str) -> Op:
-    return Op(
-        name=f"portable_dense_with_columns_{format}",
+    return _row(
+        format,
+        "portable_dense_with_columns",
+        "triton.portable_linear:dense_with_columns",
         reference=dense_with_columns,
-        kernel="kernels.triton.portable_linear:dense_with_columns",
-        inputs=partial(_column_inputs, format),
+        inputs=_column_inputs,
         shapes=_SHAPES[1:3],
         large=(1024, _N, _K),
-        nbytes=partial(_nbytes, format, 0),
-        flops=partial(_flops, 0),
         dense=_dense_columns,
     )
 
 
 def _conversions(format: str) -> tuple[Op, ...]:
-    common: dict[str, Any] = {
-        "shapes": ((3, 64), (33, 320)),
-        "large": (_N, _K),
-        "nbytes": partial(_conversion_bytes, format),
-        "flops": _elements,
-        "exact": True,
-    }
+    row = partial(
+        _row, format, shapes=((3, 64), (33, 320)), large=(_N, _K), exact=True,
+        nbytes=partial(_conversion_bytes, format), flops=_elements,
+    )  # fmt: skip
     return (
-        Op(
-            name=f"dequantize_{format}",
+        row(
+            "dequantize",
+            "triton.dequantize:dequantize",
             reference=reference.dequantize,
-            kernel="kernels.triton.dequantize:dequantize",
-            inputs=partial(_stored_inputs, format),
-            **common,
+            inputs=_stored_inputs,
         ),
-        Op(
-            name=f"quantize_{format}",
+        row(
+            "quantize",
+            "triton.quantize:quantize",
             reference=reference.quantize,
-            kernel="kernels.triton.quantize:quantize",
-            inputs=partial(_dense_inputs, format),
+            inputs=_dense_inputs,
             # It looks whether every value is finite.
             captured=False,
-            **common,
         ),
     )
 
