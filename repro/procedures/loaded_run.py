@@ -22,7 +22,7 @@ from repro.models.checkpoint import checkpoint_inputs, resolve
 from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
 from repro.rl.collect import order_of_epoch
-from repro.rl.rollout_receipts import Values
+from repro.rl.rollout_receipts import Tally, Values
 from repro.rl.trainer import Hooks
 from repro.rollout.engine import Engine
 from repro.rollout.for_policy import FoldedSampler
@@ -90,11 +90,11 @@ class ProblemSets:
         return digest_of_problems(self.train, sorted(columns))
 
 
-class RunTally:
+class RunTally(Tally):
     """Grades, killed graders, peak memory and seconds of one run, summed over all its starts.
 
     They are counted by the process; so each checkpoint saves them
-    (`repro.rl.rollout_receipts.Tally`), and a resumed run continues from them. Each start evaluates
+    , and a resumed run continues from them. Each start evaluates
     the initial policy again, which the checkpoint has already counted; so its grades replace those
     that the new process has counted until then, and are not added to them.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +23,15 @@ from repro.spec.config import RunConfig, TrainScale
 Values = dict[str, float | int | None]
 
 
-class Tally(Protocol):
-    """Counts of a process for a run besides its steps."""
+class Tally:
+    """Counts of a process for a run besides its steps: here none, and the base of those that do."""
 
     def counts(self) -> dict[str, Any]:
         """Return the counts of all starts of the run so far, as JSON values."""
-        ...
+        return {}
 
     def go_on_from(self, counts: Mapping[str, Any]) -> None:
         """Continue from the counts that an earlier start saved in a checkpoint."""
-        ...
 
 
 def note_rollout(

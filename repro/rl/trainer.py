@@ -88,7 +88,7 @@ class Hooks:
     on_rollout: Callable[[int, Rollout], None] = lambda step, rollout: None
     on_fault: Callable[[int, GrowingRollout], str] = lambda step, growing: ""
     should_stop: Callable[[], bool] = lambda: False
-    tally: Tally | None = None
+    tally: Tally = field(default_factory=Tally)
 
 
 def everything(rows: Rows) -> Tensor:
@@ -138,7 +138,11 @@ def train(
     scale: TrainScale = learner.run.scale
     clock = WallClock(within)
     training = Training(learner=learner, source=source, score=score, hooks=hooks, clock=clock)
-    state = _load_or_begin(learner, hooks, folder)
+    state = learner.load(folder)
+    if state is None:
+        state = fresh_state(learner.run)
+    else:
+        hooks.tally.go_on_from(state.counts)
     learner.sampler.refresh()
     clock.leave_out()
     if scale.evaluation.token_budget and not state.series:
@@ -178,19 +182,9 @@ def _ended(state: TrainState, scale: TrainScale) -> bool:
     return reached or state.step >= scale.steps
 
 
-def _load_or_begin(learner: Learner, hooks: Hooks, folder: Path) -> TrainState:
-    state = learner.load(folder)
-    if state is None:
-        return fresh_state(learner.run)
-    if hooks.tally is not None:
-        hooks.tally.go_on_from(state.counts)
-    return state
-
-
 def _save(learner: Learner, state: TrainState, hooks: Hooks, folder: Path) -> None:
     """Write a checkpoint, with what was counted for the run."""
-    if hooks.tally is not None:
-        state.counts = hooks.tally.counts()
+    state.counts = hooks.tally.counts()
     learner.save(folder, state)
 
 
