@@ -25,7 +25,7 @@ allocator retried under the clock. Random weights draw random tokens, so no end 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -66,13 +66,13 @@ def measure_seeds(runs: Sequence[RunConfig], context: RunContext) -> list[Measur
             "throughput is measured on a CUDA device of compute capability 8.0 or newer; "
             "this machine has none"
         )
-    arm = _ArmAtHand(runs)
+    arm = _ArmAtHand(runs, context)
     scale: ThroughputScale = arm.run.scale
     for shape, points in groupby(scale.points, key=lambda point: point.shape):
         left = [point for point in points if arm.fitting(point)]
         if left:
             require_clean()
-            _measure_shape(shape, left, arm, context)
+            arm.measure_shape(shape, left)
             release()
     arm.name_points_left_out()
     rates = copy_rate(), matmul_rate()
@@ -85,8 +85,9 @@ def measure_seeds(runs: Sequence[RunConfig], context: RunContext) -> list[Measur
 class _ArmAtHand:
     """An arm, by the first of its runs, what it has measured so far, and what not, with why."""
 
-    def __init__(self, runs: Sequence[RunConfig]) -> None:
+    def __init__(self, runs: Sequence[RunConfig], context: RunContext) -> None:
         self.run = run = runs[0]
+        self.context = context
         self.products: Literal["own", "bitsandbytes", "vllm"] = run.scale.products(run.arm.name)
         self.not_run = not_fitting(run.scale, run.arm, device_bytes(torch.device("cuda")))
         self.repeats = [Repeat(seed=own.seed) for own in runs]
@@ -124,30 +125,72 @@ class _ArmAtHand:
             if not self.fitting(point):
                 self.not_run[point.name] = self.not_run[cell_of(point, min(point.batches))]
 
+    def measure_shape(self, shape: str, points: Sequence[ThroughputPoint]) -> None:
+        """Load a shape and measure those of its points that may fit."""
+        every = self.run.scale.points
+        policy: Policy | None = None
+        with self.fit_or_left_out(
+            *(cell_of(p, batch) for p in points for batch in self.fitting(p))
+        ):
+            made = _policy(self.run, shape)
+            _count(made, self.facts)
+            if self.run.arm.rollout_adapter == "folded":
+                self.facts.setdefault("folded", {})[shape] = fold(made)
+                release()
+                made = replace(made, training="none")  # there is no adapter to multiply by
+            policy = made
+        if policy is None:
+            return
+        for point in points:
+            numbers = {"step": 1.0 + every.index(point), "steps": float(len(every))}
+            self.context.progress(f"{point.name}: {self.run.arm.label}", numbers)
+            self._point(point, policy)
 
-def _measure_shape(
-    shape: str,
-    points: Sequence[ThroughputPoint],
-    arm: _ArmAtHand,
-    context: RunContext,
-) -> None:
-    """Load a shape and measure those of its points that may fit."""
-    every = arm.run.scale.points
-    policy: Policy | None = None
-    with arm.fit_or_left_out(*(cell_of(p, batch) for p in points for batch in arm.fitting(p))):
-        made = _policy(arm.run, shape)
-        _count(made, arm.facts)
-        if arm.run.arm.rollout_adapter == "folded":
-            arm.facts.setdefault("folded", {})[shape] = fold(made)
-            release()
-            made = replace(made, training="none")  # there is no adapter to multiply by
-        policy = made
-    if policy is None:
-        return
-    for point in points:
-        numbers = {"step": 1.0 + every.index(point), "steps": float(len(every))}
-        context.progress(f"{point.name}: {arm.run.arm.label}", numbers)
-        _point(point, policy, arm, context.should_stop)
+    def _point(self, point: ThroughputPoint, policy: Policy) -> None:
+        """Measure a point's batches that fit, on an engine for the largest of them."""
+        repeats, batches = self.repeats, self.fitting(point)
+        engine: Any = None
+        while batches and engine is None:
+            with self.fit_or_left_out(cell_of(point, max(batches))):
+                if self.products == "vllm":
+                    rounds = self.run.arm.name in self.run.scale.fp8
+                    options = {"quantization": "fp8"} if rounds else {}
+                    engine = VllmEngine(policy, point, batches, **options)
+                    self.facts["vllm"] = engine.receipt
+                else:
+                    engine = _engine(point, max(batches), policy, self.products)
+                    self.facts["road"] = engine.road
+                if point.windows:
+                    fill_cache(engine, repeats[0].seed)
+            batches = self.fitting(point)
+        if engine is None:
+            return
+        for batch in batches:
+            cell = cell_of(point, batch)
+            with self.fit_or_left_out(cell):
+                also_whole = (self.run.arm.name, point.name, batch) in self.run.scale.whole
+                count = time_batch(
+                    point, batch, engine, repeats, self.context.should_stop, also_whole=also_whole
+                )
+                if count:
+                    self.not_run[cell] = f"the allocator retried {count} times under the clock"
+            if cell in self.not_run:
+                self._forget(cell)
+            else:
+                self.facts["timed_retries"][cell] = 0
+        smallest = cell_of(point, min(point.batches))
+        stepwise = self.products != "vllm" and not point.windows and point.new_tokens > 1
+        if stepwise and smallest in self.facts["timed_retries"]:
+            with self.fit_or_left_out(f"host_share_{point.name}"):
+                time_host_share(point, engine, repeats)
+        engine.close()
+        release()
+
+    def _forget(self, cell: str) -> None:
+        """Take a batch's metrics out of what was measured."""
+        for repeat in self.repeats:
+            for name in [name for name in repeat.metrics if name.endswith(f"_{cell}")]:
+                del repeat.metrics[name]
 
 
 @torch.no_grad()
@@ -190,56 +233,6 @@ def _receipt(repeat: Repeat, copied: float, multiplied: float) -> dict[str, Any]
         bytes_per_second=copied,
         flops_per_second=multiplied,
     ).fact()
-
-
-def _point(
-    point: ThroughputPoint,
-    policy: Policy,
-    arm: _ArmAtHand,
-    should_stop: Callable[[], bool],
-) -> None:
-    repeats, batches = arm.repeats, arm.fitting(point)
-    engine: Any = None
-    while batches and engine is None:
-        with arm.fit_or_left_out(cell_of(point, max(batches))):
-            if arm.products == "vllm":
-                rounds = arm.run.arm.name in arm.run.scale.fp8
-                options = {"quantization": "fp8"} if rounds else {}
-                engine = VllmEngine(policy, point, batches, **options)
-                arm.facts["vllm"] = engine.receipt
-            else:
-                engine = _engine(point, max(batches), policy, arm.products)
-                arm.facts["road"] = engine.road
-            if point.windows:
-                fill_cache(engine, repeats[0].seed)
-        batches = arm.fitting(point)
-    if engine is None:
-        return
-    for batch in batches:
-        cell = cell_of(point, batch)
-        with arm.fit_or_left_out(cell):
-            also_whole = (arm.run.arm.name, point.name, batch) in arm.run.scale.whole
-            count = time_batch(point, batch, engine, repeats, should_stop, also_whole=also_whole)
-            if count:
-                arm.not_run[cell] = f"the allocator retried {count} times under the clock"
-        if cell in arm.not_run:
-            _forget(repeats, cell)
-        else:
-            arm.facts["timed_retries"][cell] = 0
-    smallest = cell_of(point, min(point.batches))
-    stepwise = arm.products != "vllm" and not point.windows and point.new_tokens > 1
-    if stepwise and smallest in arm.facts["timed_retries"]:
-        with arm.fit_or_left_out(f"host_share_{point.name}"):
-            time_host_share(point, engine, repeats)
-    engine.close()
-    release()
-
-
-def _forget(repeats: Sequence[Repeat], cell: str) -> None:
-    """Take a batch's metrics out of what was measured."""
-    for repeat in repeats:
-        for name in [name for name in repeat.metrics if name.endswith(f"_{cell}")]:
-            del repeat.metrics[name]
 
 
 def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Products) -> Engine:
