@@ -213,23 +213,15 @@ class PointSampler:
         self.inner.refresh()
 
     def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingConfig,
-        *,
-        group_size: int,
-        seeds: Sequence[int],
+        self, prompts: Any, sampling: SamplingConfig, *, seeds: Sequence[int], **of_rows: Any
     ) -> list[Completion]:
         """Sample rows; see `Sampler.sample`. The log-probability of a token filled in is 0."""
         lengths = self.point.drawn_lengths(seeds[0])
         most = min(self.point.sampled_tokens or sampling.max_new_tokens, max(lengths))
         brief = dataclasses.replace(sampling, max_new_tokens=most)
-        limits: dict[str, Any] = {}
         if self.point.lengths == "spread":
-            limits["limits"] = [min(length, most) for length in lengths]
-        completions: list[Completion] = self.inner.sample(
-            prompts, brief, group_size=group_size, seeds=seeds, **limits
-        )
+            of_rows["limits"] = [min(length, most) for length in lengths]
+        completions: list[Completion] = self.inner.sample(prompts, brief, seeds=seeds, **of_rows)
         if max(lengths) == most:
             return completions
         generator = torch.Generator().manual_seed(derive_seed(seeds[0], "filling"))
