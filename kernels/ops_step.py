@@ -79,7 +79,8 @@ def _with_workspace(arguments: Arguments) -> Arguments:
     from kernels.triton.decode_step import StepWorkspace
 
     qkv, _, _, cache, heads, *_ = arguments
-    workspace = StepWorkspace(len(qkv), heads.query, *cache.keys.shape[2:], qkv.device)
+    _, _, keys, D = cache.keys.shape
+    workspace = StepWorkspace(len(qkv), heads.query, keys, D, qkv.device)
     return (*arguments[:6], workspace, arguments[7])
 
 
