@@ -68,9 +68,9 @@ def not_fitting(scale: ThroughputScale, arm: Arm, total_bytes: int) -> dict[str,
 def unfitted_step(point: StepPoint, arm: Arm, optimizer: OptimizerName) -> StepShape:
     """Return an arm's step at a point with all rows at once, or as many as the point says.
 
-    A micro-batch has one row where the point does not say more, and no block is kept.
+    A micro-batch has one row, a long one, where the point does not say more; no block is kept.
     """
-    # Few spread rows are twice as long as the mean, and all share the cache.
+    # Few spread rows are twice as long as the mean, and all share the cache; each is updated whole.
     planned_tokens = min(point.completion_tokens, 2 * point.expected_tokens)
     return StepShape(
         shape=shape_named(point.model),
@@ -81,7 +81,8 @@ def unfitted_step(point: StepPoint, arm: Arm, optimizer: OptimizerName) -> StepS
         prompt_tokens=point.prompt_tokens,
         completion_tokens=planned_tokens,
         slots=point.slots or point.rows,
-        micro_tokens=point.micro_tokens or point.prompt_tokens + planned_tokens,
+        micro_tokens=point.micro_tokens
+        or point.prompt_tokens + max(planned_tokens, point.long_tokens),
         optimizer=optimizer,
         rollout_adapter=arm.rollout_adapter,
     )

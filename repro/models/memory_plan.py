@@ -375,6 +375,8 @@ def fit_update(
 
     Parameters
     ----------
+    step
+        With micro-batches of the longest row that is expected.
     room
         Bytes for all that the update holds.
     kept
@@ -382,12 +384,13 @@ def fit_update(
         than is planned here, so it should keep none.
     """
     least = math.inf
-    best = dataclasses.replace(step, micro_tokens=step.row_tokens, kept_blocks=kept or 0)
+    best = dataclasses.replace(step, kept_blocks=kept or 0)
     rows = max(1, min(step.rows, most // step.row_tokens))
     while rows >= 1:
         batches = -(-step.rows // rows)
         rows = -(-step.rows // batches)
-        fitting = dataclasses.replace(best, micro_tokens=step.packed(rows), kept_blocks=kept or 0)
+        tokens = max(step.packed(rows), step.micro_tokens)
+        fitting = dataclasses.replace(best, micro_tokens=tokens, kept_blocks=kept or 0)
         fits = sum(plan_memory(fitting).update.values()) <= room
         if fits and kept is None:
             fitting = _with_most_kept(fitting, room)
@@ -414,8 +417,7 @@ def fit_slots(step: StepShape, budget: int) -> StepShape:
     """Return the step with the most rows at once that the budget holds; 1 where none fits."""
 
     def needed(slots: int) -> int:
-        least = dataclasses.replace(step, slots=slots, micro_tokens=step.row_tokens)
-        return plan_memory(least).peak
+        return plan_memory(dataclasses.replace(step, slots=slots)).peak
 
     most = bisect.bisect(range(1, step.rows + 1), int(budget * SLOTS_SHARE), key=needed)
     chosen = dataclasses.replace(step, slots=max(1, most))

@@ -26,6 +26,8 @@ Lengths = Literal["full", "spread", "equal"]
 # Standard deviation of spread lengths over their mean, and of the log-normal's logarithm.
 _LENGTH_CV = 0.5
 _LENGTH_SIGMA = math.sqrt(math.log1p(_LENGTH_CV**2))
+# What a standard normal variable exceeds once in a thousand times.
+_ONE_IN_1000 = 3.09
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,14 @@ class StepPoint:
     def expected_tokens(self) -> int:
         """Tokens of a completion on average, but for what the cut takes off."""
         return self.completion_tokens if self.lengths == "full" else self.mean_tokens
+
+    @property
+    def long_tokens(self) -> int:
+        """Tokens that one completion in a thousand exceeds."""
+        if self.lengths != "spread":
+            return self.expected_tokens
+        long = self.mean_tokens * math.exp(_LENGTH_SIGMA * (_ONE_IN_1000 - _LENGTH_SIGMA / 2))
+        return min(self.completion_tokens, round(long))
 
     def drawn_lengths(self, seed: int) -> list[int]:
         """Return the tokens of each completion of a rollout; `seed` is that rollout's own."""
