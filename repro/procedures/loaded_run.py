@@ -93,10 +93,10 @@ class ProblemSets:
 class RunTally(Tally):
     """Grades, killed graders, peak memory and seconds of one run, summed over all its starts.
 
-    They are counted by the process; so each checkpoint saves them
-    , and a resumed run continues from them. Each start evaluates
-    the initial policy again, which the checkpoint has already counted; so its grades replace those
-    that the new process has counted until then, and are not added to them.
+    They are counted by the process; so each checkpoint saves them,
+    and a resumed run continues from them. Each start evaluates the initial policy again, which the
+    checkpoint has already counted; so its grades replace those that the new process has counted
+    until then, and are not added to them.
 
     Parameters
     ----------
