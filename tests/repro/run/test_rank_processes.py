@@ -117,10 +117,9 @@ def body(runs, records, context):
         if fault == "idle":
             step._evaluated = idle_rows
         if fault == "reward":
-            scoring._paid = lambda kind, right, *more: scoring.pay(
-                lambda completions, answers: [float("nan")] * len(right), right, {"answers": right},
-                "planted",
-            )
+            scoring._paid = lambda kind, one, *more: scoring.pay(
+                lambda completions: [float("nan")], [one.gold], {}, "planted"
+            )[0]
         if fault == "disk":
             checkpoint.write_snapshot = full
     return carry_out(runs, records, context)
@@ -494,7 +493,7 @@ def test_what_is_refused_on_one_rank_is_refused_on_all():
     for own, others, sentence in (
         ("", ("", ""), ""), ("", ("", "no GPU"), "rank 2: no GPU"), ("no x", ("no x", ""), "no x")
     ):  # fmt: skip
-        ranks = SimpleNamespace(texts=lambda text, others=others: [text, *others])
+        ranks = SimpleNamespace(objects=lambda text, others=others: [text, *others])
         assert refused_by_any(ranks, own) == sentence
 
 
@@ -508,7 +507,7 @@ def test_the_first_rank_waits_for_another_start(tmp_path, monkeypatch, then, hea
     monkeypatch.setattr(InPlace, "look_seconds", 0.0)
     task, told = Task(run=run_of(), folder=tmp_path, runs=tmp_path), []
     answers = iter([{"busy": task}, {then: task}])
-    ranks = SimpleNamespace(texts=lambda text: told.append(text) or [text, heard])
+    ranks = SimpleNamespace(objects=lambda text: told.append(text) or [text, heard])
     first = InPlace(ranks, 1, tmp_path, claim=lambda task: Reservation(**next(answers)))
     assert [event.kind for event in first.execute([task])] == kinds
     assert told == ["wait", *[task.run.digest()] * (then == "claimed")]
@@ -520,7 +519,7 @@ def test_of_torchruns_runs_one_that_failed_comes_after_the_others(tmp_path, monk
     path = record_path(runs[0], tmp_path)
     path.parent.mkdir(parents=True)
     path.with_name("seed-0.failed-1.json").touch()
-    ranks = SimpleNamespace(texts=lambda text: [text])
+    ranks = SimpleNamespace(objects=lambda text: [text])
     first = InPlace(ranks, 1, tmp_path, claim=lambda task: Reservation(claimed=task))
     events = first.execute([Task(run=run, folder=tmp_path, runs=tmp_path) for run in runs])
     assert [event.task.run.seed for event in events if event.kind == "finished"] == [1, 0]
@@ -529,7 +528,7 @@ def test_of_torchruns_runs_one_that_failed_comes_after_the_others(tmp_path, monk
 def test_a_folder_that_hosts_do_not_share_is_refused(tmp_path):
     for name, sentence in ((".ranks-elsewhere", "rank 1: --runs"), (".", "")):
         firsts = iter([name, ""])
-        ranks = SimpleNamespace(first=False, texts=lambda own, firsts=firsts: [next(firsts), own])
+        ranks = SimpleNamespace(first=False, objects=lambda own, firsts=firsts: [next(firsts), own])
         assert refused_folder(ranks, tmp_path).startswith(sentence)
 
 
