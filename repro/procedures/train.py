@@ -34,21 +34,14 @@ from repro.procedures.loaded_run import LoadedRun, ProblemSets, RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Graded
 from repro.rl.clock import Clock
-from repro.rl.collect import (
-    BatchRequest,
-    GradingRequest,
-    GrowingRollout,
-    PromptSource,
-    Score,
-    collect,
-)
+from repro.rl.collect import GradingRequest, GrowingRollout, PromptSource, Score, collect
 from repro.rl.divide import shard
 from repro.rl.learner import Learner, learner_of
 from repro.rl.rows import mean_of
 from repro.rl.trainer import Hooks, train
 from repro.rl.training_state import TrainState
 from repro.rollout.for_policy import CopySampler, sampler_for
-from repro.rollout.sampler import Completion, Sampler
+from repro.rollout.sampler import Sampler
 from repro.rollout.vllm_sampler import VllmSampler
 from repro.runlog.completions import keep_batch
 from repro.runlog.run_logger import LogOptions, RunLogger
@@ -155,17 +148,11 @@ def _sampled_prompts(
     if not steps:
         return series
     source = PromptSource(loaded_run.problems.train, evaluation.evaluator.tokenizer, run)
-
-    def sample(request: BatchRequest) -> Sequence[Completion]:
-        sampler, group = evaluation.evaluator.sampler, run.scale.group_size
-        asked = request.prompts, run.rollout
-        return sampler.sample(*asked, group_size=group, seeds=request.seeds)
-
     draws = 0
     for step in range(steps):
         on_part(0.0)  # stops between two rollouts
         growing = GrowingRollout(run, source, step=step, draws=draws)
-        rollout = collect(growing, sample, evaluation.score, Clock())
+        rollout = collect(growing, evaluation.evaluator.sampler, evaluation.score, Clock())
         draws += rollout.batches
         for name, value in {
             "reward": mean_of([one.reward for one in rollout.graded]),

@@ -34,7 +34,7 @@ from repro.spec.config import RunConfig, TrainScale, derive_seed
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from repro.rollout.sampler import Completion
+    from repro.rollout.sampler import Completion, Sampler
 
 # Completions that a rollout shows of those sampled.
 EXAMPLES = 3
@@ -52,7 +52,6 @@ class GradingRequest:
 
 
 Score = Callable[[GradingRequest], Sequence[Graded]]
-Sample = Callable[["BatchRequest"], Sequence["Completion"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,20 +166,8 @@ def order_of_epoch(seed: int, epoch: int, count: int) -> list[int]:
     return order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRequest:
-    """One batch of problems for a sampler and a grader: P prompts, and P * G seeds.
-
-    Seeds are prompt-major, and so are `problems`, each G times.
-    """
-
-    prompts: list[list[int]]
-    seeds: list[int]
-    problems: list[Problem]
-
-
 class GrowingRollout:
-    """A rollout that grows by batches, which the caller samples and grades.
+    """A rollout that grows by batches of problems, which are sampled and graded.
 
     It starts at an optimiser step, counted from 0, with `draws` batches of problems drawn before.
     """
@@ -192,8 +179,9 @@ class GrowingRollout:
         # Of all rows sampled, those of discarded groups, too
         self._graded: list[Graded] = []
         self._examples: list[tuple[int, ...]] = []
-        # The batch asked for last, and its completions, until `add` takes them
-        self._request: BatchRequest | None = None
+        # Of a batch that is not taken yet: prompts, seeds, and completions once they are sampled
+        self._prompts: list[list[int]] = []
+        self._seeds: list[int] = []
         self._sampled: Sequence[Completion] = ()
 
     @property
@@ -203,44 +191,43 @@ class GrowingRollout:
         full = len(self._groups) == scale.prompts_per_rollout
         return full or self._batches >= max(self.run.arm.loss.dynamic_sampling, 1)
 
-    def request(self) -> BatchRequest:
-        """Return the next batch to sample; the same until `add` takes it."""
+    def grow(self, sampler: Sampler, score: Score, clock: Clock) -> None:
+        """Sample and grade the next batch, marking the clock after both; see `collect`."""
         group_size = self.run.scale.group_size
         problems = self.source.draw(self._draws)
         again = () if self._batches == 0 else ("again", self._batches)
-        self._request = BatchRequest(
-            prompts=[self.source.prompt(problem) for problem in problems],
-            problems=[problem for problem in problems for _ in range(group_size)],
-            seeds=[
-                derive_seed(self.run.seed, "rollout", self.step, *again, problem.id, k)
-                for problem in problems
-                for k in range(group_size)
-            ],
+        self._prompts = [self.source.prompt(problem) for problem in problems]
+        self._seeds = [
+            derive_seed(self.run.seed, "rollout", self.step, *again, problem.id, k)
+            for problem in problems
+            for k in range(group_size)
+        ]
+        self._sampled = sampler.sample(
+            self._prompts, self.run.rollout, group_size=group_size, seeds=self._seeds
         )
-        return self._request
-
-    def to_grade(self, request: BatchRequest, completions: Sequence[Completion]) -> GradingRequest:
-        """Note the sampled completions of the latest batch; return what its graders take."""
-        self._sampled = completions
-        return GradingRequest(
-            texts=self.source.texts(completions, request.prompts),
-            golds=[problem.answer for problem in request.problems],
-            seeds=request.seeds,
-            cut=[completion.finish_reason == "length" for completion in completions],
-            problems=request.problems,
+        clock.mark("rollout")
+        of_rows = [problem for problem in problems for _ in range(group_size)]
+        graded = score(
+            GradingRequest(
+                texts=self.source.texts(self._sampled, self._prompts),
+                golds=[problem.answer for problem in of_rows],
+                seeds=self._seeds,
+                cut=[completion.finish_reason == "length" for completion in self._sampled],
+                problems=of_rows,
+            )
         )
+        clock.mark("reward")
+        self._take(graded)
 
-    def add(
-        self, request: BatchRequest, completions: Sequence[Completion], graded: Sequence[Graded]
-    ) -> None:
-        """Take a sampled and graded batch; dynamic sampling keeps its informative groups."""
+    def _take(self, graded: Sequence[Graded]) -> None:
+        """Take the graded batch; dynamic sampling keeps its informative groups."""
         scale: TrainScale = self.run.scale
-        groups = self._scored(request, completions, graded)
+        groups = self._scored(graded)
         self._draws, self._batches = self._draws + 1, self._batches + 1
-        self._tokens += sum(len(completion.token_ids) for completion in completions)
+        self._tokens += sum(len(completion.token_ids) for completion in self._sampled)
         self._graded += [row.graded for group in groups for row in group.rows]
         room = EXAMPLES - len(self._examples)
-        self._examples += [tuple(completion.token_ids) for completion in completions[:room]]
+        self._examples += [tuple(completion.token_ids) for completion in self._sampled[:room]]
         arm = self.run.arm
         other = arm.loss.dynamic_sampling > 0 and arm.reward != "task"
         by_reward = other or arm.reward_function is not None
@@ -248,16 +235,14 @@ class GrowingRollout:
         self._informative += len(informative)
         kept = informative if self.run.arm.loss.dynamic_sampling else groups
         self._groups += kept[: scale.prompts_per_rollout - len(self._groups)]
-        self._request, self._sampled = None, ()
+        self._prompts, self._seeds, self._sampled = [], [], ()
 
-    def _scored(
-        self, request: BatchRequest, completions: Sequence[Completion], graded: Sequence[Graded]
-    ) -> list[_Group]:
-        """Return a batch's groups, rewards shaped by length."""
+    def _scored(self, graded: Sequence[Graded]) -> list[_Group]:
+        """Return the batch's groups, rewards shaped by length."""
         scale: TrainScale = self.run.scale
         limit, buffer = scale.rollout.max_new_tokens, self.run.arm.loss.overlong_buffer
         rows = []
-        for completion, seed, one in zip(completions, request.seeds, graded, strict=True):
+        for completion, seed, one in zip(self._sampled, self._seeds, graded, strict=True):
             length = len(completion.token_ids)
             penalty = overlong_penalty(length, max_new_tokens=limit, buffer=buffer)
             shaped = None if one.unshaped is None else one.unshaped + penalty
@@ -266,7 +251,7 @@ class GrowingRollout:
         size = scale.group_size
         return [
             _Group(prompt=prompt, rows=rows[place * size : (place + 1) * size])
-            for place, prompt in enumerate(request.prompts)
+            for place, prompt in enumerate(self._prompts)
         ]
 
     def batch(self) -> dict[str, Tensor]:
@@ -278,9 +263,8 @@ class GrowingRollout:
         sampled there are seeds alone.
         """
         taken = [row for group in self._groups for row in group.rows]
-        latest = self._request
-        prompts = [group.prompt for group in self._groups] + (latest.prompts if latest else [])
-        seeds = [row.seed for row in taken] + (latest.seeds if latest else [])
+        prompts = [group.prompt for group in self._groups] + self._prompts
+        seeds = [row.seed for row in taken] + self._seeds
         completions = [*(row.completion for row in taken), *self._sampled]
         rewards = [row.graded.reward for row in taken] + [None] * len(self._sampled)
         whole = partial(torch.tensor, dtype=torch.int64)
@@ -336,19 +320,14 @@ def _informative(groups: Sequence[_Group], by: Literal["unshaped", "accuracy"]) 
     return [group for group, own in zip(groups, values, strict=True) if len(own) >= 2]
 
 
-def collect(growing: GrowingRollout, sample: Sample, score: Score, clock: Clock) -> Rollout:
+def collect(growing: GrowingRollout, sampler: Sampler, score: Score, clock: Clock) -> Rollout:
     """Return the rollout that an empty one grows to.
 
-    `sample` samples from the current policy, including added noise. The clock is marked after each
+    `sampler` samples from the current policy, including added noise. The clock is marked after each
     batch's sampling and after its grading.
     """
     while not growing.complete:
-        request = growing.request()
-        completions = sample(request)
-        clock.mark("rollout")
-        graded = score(growing.to_grade(request, completions))
-        clock.mark("reward")
-        growing.add(request, completions, graded)
+        growing.grow(sampler, score, clock)
     return growing.rollout()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from repro.distributed import ALONE, Ranks
 from repro.models.policy import Policy, trainable_parameters
-from repro.rl.collect import BatchRequest, Rollout
+from repro.rl.collect import Rollout
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.optimizers import build_optimizer, gradient_step
 from repro.rl.rollout_receipts import Values, note_smaller_batches
@@ -32,7 +32,7 @@ from repro.rl.step import (
     zero_missing_gradients,
 )
 from repro.rl.training_state import TrainState, load_checkpoint, save_checkpoint
-from repro.rollout.sampler import Completion, Sampler, shared
+from repro.rollout.sampler import Sampler, shared
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.schedule import learning_rate_of_run
 
@@ -80,15 +80,6 @@ class Learner:
         if during == "update" and noise is not None and noise.reach != "shared":
             noise = None
         return perturbed(self.policy, noise, seed=self.run.seed, step=step, total_steps=scale.steps)
-
-    def sample(self, request: BatchRequest) -> Sequence[Completion]:
-        """Return completions of the request's prompts, sampled with the run's settings."""
-        return self.sampler.sample(
-            request.prompts,
-            self.run.rollout,
-            group_size=self.run.scale.group_size,
-            seeds=request.seeds,
-        )
 
     def old_logprobs(self, rollout: Rollout, parts: Sequence[Tensor], state: TrainState) -> Tensor:
         """Return (B, T) log-probabilities of the rows of all steps but the first, no gradient.

@@ -87,34 +87,20 @@ def packed_logprobs(
     entropy : Tensor, (B, T), float32, nats; 0 where the mask is False.
     """
     decoder: Any = policy.decoder
+    output = decoder.get_output_embeddings()
 
-    def whole_pass() -> tuple[Tensor, Tensor]:
+    def through_head(hidden: Tensor) -> LogprobsAndEntropy:
+        token_ids = sent(rows.token_ids[rows.mask], hidden.device)
+        logprobs, entropy = dispatch.token_logprobs(hidden, output.weight, token_ids, temperature)
+        mask = sent(rows.mask, hidden.device)
+        return spread(logprobs, mask), spread(entropy, mask)
+
+    def whole_pass() -> LogprobsAndEntropy:
         with _arithmetic(policy):
-            chosen = packed_hidden(policy, rows, kept_blocks)
-        head = partial(through_head, decoder, rows=rows, temperature=temperature)
-        return cast(
-            LogprobsAndEntropy, policy.within(decoder.get_output_embeddings(), head, chosen)
-        )
+            hidden = packed_hidden(policy, rows, kept_blocks)
+        return cast(LogprobsAndEntropy, policy.within(output, through_head, hidden))
 
     return cast(LogprobsAndEntropy, policy.within(decoder, whole_pass))
-
-
-def through_head(
-    decoder: Any, hidden: Tensor, rows: Rows, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies, (B, T) both, of hidden states.
-
-    `hidden`, (tokens, H), are those that predict each counting token, row by row.
-    """
-    output = decoder.get_output_embeddings()
-    logprobs, entropy = dispatch.token_logprobs(
-        hidden,
-        output.weight,
-        sent(rows.token_ids[rows.mask], hidden.device),
-        temperature,
-    )
-    mask = sent(rows.mask, hidden.device)
-    return spread(logprobs, mask), spread(entropy, mask)
 
 
 def _arithmetic(policy: Policy) -> AbstractContextManager[Any]:

@@ -231,7 +231,7 @@ def _iterate(t: Training, state: TrainState, growing: GrowingRollout) -> list[Va
     scale: TrainScale = learner.run.scale
     started = time.perf_counter()
     with learner.perturbed(step, "rollout") as receipt:
-        rollout = collect(growing, learner.sample, t.score, t.clock)
+        rollout = collect(growing, learner.sampler, t.score, t.clock)
     state.count_seconds("rollout_seconds", started)
     t.hooks.on_rollout(step, rollout)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from repro.rollout.engine_ops import Operations
@@ -18,15 +19,29 @@ from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
 
+if TYPE_CHECKING:
+    from repro.rollout.gpu.cuda_backend import Captures
 
-class EagerSteps:
-    """Runs each decode step as it comes, over slots 0 to width - 1, the draw included."""
 
-    def __init__(self, forward: Forward, state: RowState) -> None:
-        self._forward, self._state = forward, state
+class Steps:
+    """Runs decode steps over slots 0 to width - 1, the draw included: as they come, or captured.
+
+    Captured ones are replayed, one per width and way of drawing.
+    """
+
+    def __init__(self, forward: Forward, state: RowState, captures: Captures | None) -> None:
+        self._forward, self._state, self._captures = forward, state, captures
 
     def __call__(self, width: int, sampling: SamplingConfig) -> None:
-        """Run the forward pass, draw, and advance."""
+        """Run a step: forward pass, draw, and advance."""
+        if self._captures is None:
+            self._run(width, sampling)
+            return
+        greedy = sampling.temperature == 0
+        key = width, greedy, 1.0 if greedy else sampling.top_p
+        self._captures.run(key, partial(self._run, width, sampling))
+
+    def _run(self, width: int, sampling: SamplingConfig) -> None:
         state = self._state
         logits = self._forward.decode(
             state.tokens[:width], state.positions[:width], state.table[:width]
@@ -34,24 +49,27 @@ class EagerSteps:
         self._forward.ops.choose(logits, state, sampling)
 
     def close(self) -> None:
-        """Give back what was captured: nothing."""
+        """Drop all captures and the memory they hold."""
+        if self._captures is not None:
+            self._captures.clear()
 
 
 @dataclass(slots=True)
 class Backend:
     """Plain torch, the policy's own modules, steps as they come; a GPU's overrides them.
 
-    `live_noise`: noise is read from buffers, so that captured steps see it.
+    Attributes
+    ----------
+    live_noise
+        Keep noise in buffers that are always added, for captured steps.
+    captures
+        Where steps are captured; None runs them as they come.
     """
 
-    cache_dtype: torch.dtype
     operations: Operations
     live_noise: bool = False
+    captures: Captures | None = None
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
         """Return a projection group of modules that share an input."""
         return ModuleGroup(modules)
-
-    def steps(self, forward: Forward, state: RowState) -> EagerSteps:
-        """Return the decode steps."""
-        return EagerSteps(forward, state)

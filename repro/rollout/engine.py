@@ -34,7 +34,7 @@ from torch import Tensor
 from kernels.reference_step import FAULTY, RUNNING
 from kernels.segments import sent
 from repro.models.policy import Policy, end_token_ids
-from repro.rollout.backend import Backend
+from repro.rollout.backend import Backend, Steps
 from repro.rollout.blocks import BlockPool
 from repro.rollout.engine_config import EngineConfig, cache_blocks, width_for
 from repro.rollout.engine_ops import Operations
@@ -94,7 +94,7 @@ class Engine:
             f"max_positions is {config.max_positions}; the policy has "
             f"{decoder.config.max_position_embeddings}",
         )
-        self._backend: Backend = backend_for(policy, config)
+        backend = backend_for(policy, config)
         blocks = cache_blocks(policy, config)
         layer = decoder.model.layers[0].self_attn
         shape = (
@@ -104,16 +104,10 @@ class Engine:
             decoder.config.num_key_value_heads,
             layer.head_dim,
         )
-        self._keys = torch.zeros(shape, dtype=self._backend.cache_dtype, device=self.device)
+        self._keys = torch.zeros(shape, dtype=policy.compute_dtype, device=self.device)
         self._values = torch.zeros_like(self._keys)
         self.forward = Forward(
-            policy,
-            self._keys,
-            self._values,
-            max_positions=config.max_positions,
-            group=self._backend.group,
-            operations=self._backend.operations,
-            live_noise=self._backend.live_noise,
+            policy, self._keys, self._values, backend, max_positions=config.max_positions
         )
         self.pool = BlockPool(blocks, config.block_size)
         self.state = RowState(
@@ -125,7 +119,7 @@ class Engine:
         self._scheduler = Scheduler(self.pool, config.slots)
         self._readbacks: deque[_Readback] = deque()
         self._results = Results(self.state)
-        self.steps = self._backend.steps(self.forward, self.state)
+        self.steps = Steps(self.forward, self.state, backend.captures)
 
     @property
     def road(self) -> str:
@@ -390,4 +384,4 @@ def backend_for(policy: Policy, config: EngineConfig) -> Backend:
         from repro.rollout.gpu.cuda_backend import GpuBackend
 
         return GpuBackend(policy, config)
-    return Backend(cache_dtype=policy.compute_dtype, operations=Operations())
+    return Backend(Operations())

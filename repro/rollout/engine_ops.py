@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import reference_step
-from kernels.reference_step import Heads, LayerCache, Rotation
 from repro.models.norms import PerturbableRMSNorm
 from repro.rollout.linears import Product
 from repro.rollout.state import RowState
@@ -83,45 +82,6 @@ class Operations:
             residual, update, module.weight, noise, module.variance_epsilon, overlap=self.overlap
         )
         return pair
-
-    def attend_step(
-        self,
-        qkv: Tensor,
-        positions: Tensor,
-        table: Tensor,
-        cache: LayerCache,
-        heads: Heads,
-        rotation: Rotation,
-    ) -> Tensor:
-        """Write one new token per row into the cache and attend: `reference_step.attend_step`."""
-        given = qkv, positions, table, cache, heads, rotation, self.workspace
-        attended: Tensor = self.functions.attend_step(*given, overlap=self.overlap)
-        return attended
-
-    def place(
-        self,
-        qkv: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        cache: LayerCache,
-        heads: Heads,
-        rotation: Rotation,
-    ) -> Tensor:
-        """Write keys and values into the cache: head norms, then `reference_step.rotary_write`."""
-        normed = reference_step.norm_heads(qkv, heads)
-        queries: Tensor = self.functions.rotary_write(
-            normed, positions, slots, cache, heads, rotation
-        )
-        return queries
-
-    def attend_new(
-        self, queries: Tensor, new: NewTokens, cache: LayerCache, heads: Heads
-    ) -> Tensor:
-        """Attend from a chunk's tokens, each to all up to itself; return (M, query * dim)."""
-        attended: Tensor = self.functions.prefill_attention(
-            queries, cache, new.table, new.tiles, heads.scaling, tile=TILE
-        )
-        return attended
 
     def whole(self, product: Product) -> Tensor:
         """Return a product with its adapter's share added, (M, N)."""

@@ -16,18 +16,21 @@ for a prefill, which needs none.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from kernels.reference_step import Heads, LayerCache, Rotation
+from kernels.reference_step import Heads, LayerCache, Rotation, norm_heads
 from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
 from repro.models.policy import Policy
-from repro.rollout.engine_ops import NewTokens, Norm, Operations
+from repro.rollout.engine_ops import TILE, NewTokens, Norm
 from repro.rollout.linears import ProjectionGroup
+
+if TYPE_CHECKING:
+    from repro.rollout.backend import Backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,12 +56,10 @@ class Forward:
         Qwen2, Qwen3 or Llama, in any weight format.
     keys, values : Tensor, (L, blocks, block_size, key_heads, head_dim)
         The cache.
+    backend
+        Makes the projection groups, and has the operations.
     max_positions
         Size of the rotary table.
-    group
-        Makes a projection group of modules that share an input.
-    live_noise
-        Keep noise in buffers that are always added, for captured steps.
     """
 
     def __init__(
@@ -66,14 +67,13 @@ class Forward:
         policy: Policy,
         keys: Tensor,
         values: Tensor,
+        backend: Backend,
         *,
         max_positions: int,
-        group: Callable[[Sequence[nn.Module]], ProjectionGroup],
-        operations: Operations,
-        live_noise: bool,
     ) -> None:
         decoder: Any = policy.decoder
-        self.ops = operations
+        group, live_noise = backend.group, backend.live_noise
+        self.ops = backend.operations
         self.dtype = policy.compute_dtype
         self.embedding: Tensor = decoder.model.embed_tokens.weight
         self.lm_head: Tensor = decoder.lm_head.weight
@@ -136,15 +136,20 @@ class Forward:
 
     def prefill(self, tokens: Tensor, new: NewTokens) -> None:
         """Run a chunk of prompts' tokens forward, (M,) integer, filling the cache."""
+        functions = self.ops.functions
 
         def attend(block: Block, qkv: Tensor) -> Tensor | None:
-            queries = self.ops.place(
-                qkv, new.positions, new.slots, block.cache, block.heads, self.rotation
+            cache, heads = block.cache, block.heads
+            queries = functions.rotary_write(
+                norm_heads(qkv, heads), new.positions, new.slots, cache, heads, self.rotation
             )
             if block is self.blocks[-1]:
                 # Its keys and values are all that a later step reads of the last block.
                 return None
-            return self.ops.attend_new(queries, new, block.cache, block.heads)
+            attended: Tensor = functions.prefill_attention(
+                queries, cache, new.table, new.tiles, heads.scaling, tile=TILE
+            )
+            return attended
 
         # Goes through all of it and holds nothing of it.
         deque(self._stream(tokens, attend), maxlen=0)
@@ -160,10 +165,12 @@ class Forward:
     def _step(
         self, tokens: Tensor, positions: Tensor, table: Tensor
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        ops = self.ops
+
         def attend(block: Block, qkv: Tensor) -> Tensor:
-            return self.ops.attend_step(
-                qkv, positions, table, block.cache, block.heads, self.rotation
-            )
+            given = qkv, positions, table, block.cache, block.heads, self.rotation
+            attended: Tensor = ops.functions.attend_step(*given, ops.workspace, overlap=ops.overlap)
+            return attended
 
         return self._stream(tokens, attend)
 

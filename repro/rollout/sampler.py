@@ -118,23 +118,19 @@ class SharedSampler:
         sampling: SamplingConfig,
         *,
         group_size: int,
-        seeds: Sequence[int],
-        limits: Sequence[int] | None = None,
+        **of_rows: Sequence[int],
     ) -> list[Completion]:
-        """See `Sampler.sample`; `limits` are those of an engine that takes one for each row."""
+        """See `Sampler.sample`; `of_rows` are `seeds`, and what else has a value for each row."""
         own = self.ranks.mine([1] * len(prompts))
         rows = [p * group_size + g for p in own for g in range(group_size)]
-        more: dict[str, Any] = {} if limits is None else {"limits": [limits[row] for row in rows]}
+        mine: dict[str, Any] = {
+            name: [values[row] for row in rows] for name, values in of_rows.items()
+        }
         completions: list[Completion] = []
         try:
             if own:
-                completions = self.sampler.sample(
-                    [prompts[p] for p in own],
-                    sampling,
-                    group_size=group_size,
-                    seeds=[seeds[row] for row in rows],
-                    **more,
-                )
+                asked = [prompts[p] for p in own]
+                completions = self.sampler.sample(asked, sampling, group_size=group_size, **mine)
         except FloatingPointError as error:
             self.ranks.agree(str(error))  # raises
         self.ranks.agree(None)

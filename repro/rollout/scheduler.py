@@ -229,8 +229,7 @@ class Scheduler:
 
     def leave(self, row: Row) -> None:
         """Let a running row go, and give its slot and blocks back."""
-        if row.slot is None:
-            raise ValueError(f"row {row.index} does not run; it cannot leave")
+        assert row.slot is not None
         self.running.remove(row)
         self._slots.append(row.slot)
         self._slots.sort(reverse=True)
@@ -239,8 +238,7 @@ class Scheduler:
 
     def move(self, row: Row, slot: int) -> None:
         """Move a running row to a free slot."""
-        if row.slot is None:
-            raise ValueError(f"row {row.index} does not run; it cannot move")
+        assert row.slot is not None
         self._slots.remove(slot)
         self._slots.append(row.slot)
         self._slots.sort(reverse=True)

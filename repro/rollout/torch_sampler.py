@@ -282,8 +282,16 @@ class TorchSampler:
         positions = max(map(len, prompts)) + sampling.max_new_tokens
         decoder = Decoder(self._weights, positions, self.end_token_ids)
         with torch.inference_mode(), sdpa_kernel(_WITHOUT_PLANS):
-            drawn = self._decode(decoder, prompts, seeds, sampling, group_size)
-        return self._completions(*drawn)
+            tokens, logprobs, lengths = self._decode(decoder, prompts, seeds, sampling, group_size)
+        every = zip(tokens.t().tolist(), logprobs.t().tolist(), lengths.tolist(), strict=True)
+        return [
+            Completion(
+                token_ids=tuple(ids[:length]),
+                sampled_logprobs=tuple(values[:length]),
+                finish_reason="stop" if ids[length - 1] in self.end_token_ids else "length",
+            )
+            for ids, values, length in every
+        ]
 
     def _decode(
         self,
@@ -328,21 +336,6 @@ class TorchSampler:
             tokens[number, rows], logprobs[number, rows] = drawn
             number += 1
         return tokens[:number], logprobs[:number], lengths
-
-    def _completions(self, tokens: Tensor, logprobs: Tensor, lengths: Tensor) -> list[Completion]:
-        """Return the rows' draws, as `_decode` returns them."""
-        completions = []
-        every = tokens.t().tolist(), logprobs.t().tolist(), lengths.tolist()
-        for ids, values, length in zip(*every, strict=True):
-            ended = ids[length - 1] in self.end_token_ids
-            completions.append(
-                Completion(
-                    token_ids=tuple(ids[:length]),
-                    sampled_logprobs=tuple(values[:length]),
-                    finish_reason="stop" if ended else "length",
-                )
-            )
-        return completions
 
 
 def _require_finite(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.formats import QuantizedWeight, swap_nibbles
+from kernels.formats import swap_nibbles
 from repro.models.lora import base_linear
 from repro.models.quantized_linear import QuantizedLinear
 from repro.rollout.gpu.fused_linears import Factors
@@ -63,16 +63,12 @@ class BitsandbytesGroup:
 
 
 def _foreign(base: nn.Module) -> tuple[Tensor, Any]:
-    """Return a projection's codes, (N * K / 2, 1), and its state, as bitsandbytes keeps them."""
+    """Return NF4 codes, (N * K / 2, 1), uint8, and a `QuantState`, as bitsandbytes keeps them."""
     kind = base.weight_format if isinstance(base, QuantizedLinear) else type(base).__name__
     require(kind == "nf4", f"products by bitsandbytes need NF4 codes; found {kind}")
-    return foreign_weight(cast(QuantizedLinear, base).codes())
-
-
-def foreign_weight(weight: QuantizedWeight) -> tuple[Tensor, Any]:
-    """Return NF4 codes, (N * K / 2, 1), uint8, and a `QuantState`, as bitsandbytes keeps them."""
     from bitsandbytes.functional import QuantState, get_4bit_type
 
+    weight = cast(QuantizedLinear, base).codes()
     codes = swap_nibbles(weight.codes)
     state = QuantState(
         absmax=weight.block_scales.reshape(-1),

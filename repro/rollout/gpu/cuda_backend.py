@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,16 +32,13 @@ from kernels.triton import (
 )
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
-from repro.rollout.backend import Backend, EagerSteps
+from repro.rollout.backend import Backend
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.engine_ops import Operations
-from repro.rollout.forward import Forward
 from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.gpu.fused_linears import DenseGroup, QuantizedGroup, takes_fused
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
-from repro.rollout.state import RowState
 from repro.spec.checks import require
-from repro.spec.config import SamplingConfig
 
 KERNELS = SimpleNamespace(
     add_norm=decode_step.add_norm,
@@ -104,22 +100,6 @@ class Captures:
         torch.cuda.empty_cache()
 
 
-class CapturedSteps(EagerSteps):
-    """Runs decode steps from captures, one per width and way of drawing."""
-
-    def __init__(self, forward: Forward, state: RowState, captures: Captures) -> None:
-        super().__init__(forward, state)
-        self._captures = captures
-
-    def __call__(self, width: int, sampling: SamplingConfig) -> None:
-        """Run the step over slots 0 to width - 1."""
-        self._captures.run(_key(width, sampling), partial(super().__call__, width, sampling))
-
-    def close(self) -> None:
-        """Drop all captures and the memory they hold."""
-        self._captures.clear()
-
-
 class GpuBackend(Backend):
     """Kernels, fused projections, captured steps."""
 
@@ -139,8 +119,7 @@ class GpuBackend(Backend):
         overlap = dispatch.launches_overlap(device)
         self.beside = _stream_beside(device)
         operations = kernel_operations(config.slots, heads, device, overlap=overlap)
-        super().__init__(policy.compute_dtype, operations, live_noise=True)
-        self._captures = Captures(device)
+        super().__init__(operations, live_noise=True, captures=Captures(device))
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
         """Return one product for projections that share an input, where kernels serve."""
@@ -151,10 +130,6 @@ class GpuBackend(Backend):
         if takes_fused(modules):
             return QuantizedGroup(modules, overlap=self.operations.overlap, beside=self.beside)
         return ModuleGroup(modules)
-
-    def steps(self, forward: Forward, state: RowState) -> CapturedSteps:
-        """Return captured steps."""
-        return CapturedSteps(forward, state, self._captures)
 
 
 @functools.cache
@@ -174,8 +149,3 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     leave one behind.
     """
     return torch.cuda.Stream(device)
-
-
-def _key(width: int, sampling: SamplingConfig) -> tuple[int, bool, float]:
-    greedy = sampling.temperature == 0
-    return (width, greedy, 1.0 if greedy else sampling.top_p)

@@ -17,7 +17,8 @@ from repro.distributed import ALONE, EXCHANGE, MEETING, Ranks
 from repro.evaluation.asking import Evaluator
 from repro.procedures.train import _alike_on_ranks
 from repro.reward.score import Graded
-from repro.rl.collect import GradingRequest, GrowingRollout, PromptSource
+from repro.rl.clock import Clock
+from repro.rl.collect import GradingRequest, GrowingRollout, PromptSource, collect
 from repro.rl.step import accumulate_step, step_metrics
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import DataConfig
@@ -69,21 +70,17 @@ def rollout_step():
     policy, run = tiny("nvfp4"), dataclasses.replace(run, scale=scale)
     source = PromptSource(load_problems(data, "train"), policy.tokenizer, run)
     growing = GrowingRollout(run, source, step=0, draws=0)
-    request = growing.request()
-    batch = TorchSampler(policy).sample(
-        request.prompts, scale.rollout, group_size=5, seeds=request.seeds
-    )
     noise = torch.Generator().manual_seed(0)
     values = torch.randint(0, 2, (15,), generator=noise).double()
     values[:5] = 1.0  # a group without advantage
     graded = [Graded(accuracy=v, reward=v, unshaped=v, lenient=v) for v in values.tolist()]
-    growing.add(request, batch, graded)
+    rollout = collect(growing, TorchSampler(policy), lambda request: graded, Clock())
     policy.model.double()
     for parameter in trained_of_any_type(policy).values():
         # B starts at zero: A gets a gradient, too.
         extra = torch.randn(parameter.shape, generator=noise, dtype=torch.float64)
         parameter.data += 0.02 * extra
-    return policy, growing.rollout(), run
+    return policy, rollout, run
 
 
 def passed(step, ranks, index, old, tokens):

@@ -23,12 +23,14 @@ DEVICES = torch.cuda.device_count()
 RANK = """
 import json
 from statistics import fmean
+from types import SimpleNamespace
 import torch
 import repro.rl.step as packed
 from repro.data.load import load_problems
 from repro.models.policy import trainable_parameters
 from repro.procedures.train import load_arm
-from repro.rl.collect import GrowingRollout, PromptSource
+from repro.rl.clock import Clock
+from repro.rl.collect import GrowingRollout, PromptSource, collect
 from repro.rl.noise import perturbed
 from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import shared
@@ -52,16 +54,18 @@ def body(runs, records, context):
     )
     source = PromptSource(load_problems(scale.data, "train"), policy.tokenizer, run)
     growing = GrowingRollout(run, source, step=step, draws=0)
-    asked = growing.request()
-    how = {"group_size": scale.group_size, "seeds": asked.seeds}
+    drawn = []
+
+    def both_ways(*asked, **how):
+        drawn.extend(each.sample(*asked, **how) for each in (sampler, shared(sampler, ranks)))
+        return drawn[1]
+
+    def paid(request):
+        return rewards_of(request.texts, [float(row % 2) for row in range(len(request.texts))])
+
     with perturbed(policy, run.arm.noise, seed=run.seed, step=step, total_steps=scale.steps):
-        own, both = (
-            each.sample(asked.prompts, scale.rollout, **how)
-            for each in (sampler, shared(sampler, ranks))
-        )
-    paid = [float(row % 2) for row in range(len(both))]
-    growing.add(asked, both, rewards_of([str(c.token_ids) for c in both], paid))
-    rollout = growing.rollout()
+        rollout = collect(growing, SimpleNamespace(sample=both_ways), paid, Clock())
+    own, both = drawn
     index = torch.arange(len(rollout.rows))
 
     passes, plain = [], packed.loss_of_rows

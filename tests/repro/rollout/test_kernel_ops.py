@@ -57,6 +57,6 @@ def engine_on_kernels(policy, monkeypatch):
     layer = policy.decoder.model.layers[0].self_attn
     operations = kernel_operations(4, (4, 2, layer.head_dim), policy.device, overlap=False)
     operations.workspace.splits = {m: 1 + 3 * (m % 2) for m in range(1, 5)}
-    made = backend.Backend(cache_dtype=torch.float32, operations=operations, live_noise=True)
+    made = backend.Backend(operations, live_noise=True)
     monkeypatch.setattr("repro.rollout.engine.backend_for", lambda policy, config: made)
     return Engine(policy, CONFIG)
