@@ -2,7 +2,7 @@
 
 The specification of `kernels.triton.decode_step`, `decode_adapter`, `decode_choice`, `rotary` and
 `prefill_attention`: the same names and signatures, on any device and in any floating type. The
-engine without kernels (`repro.rollout.engine_ops`) computes with these very functions.
+engine without kernels (`repro.rollout.backend`) computes with these very functions.
 
 The cache is an array of blocks of `block_size` positions; row b's position t lies in block
 `block_table[b, t // block_size]` at offset `t % block_size`. Scores, softmax and the weighted sum

@@ -59,7 +59,7 @@ def train_run(loaded_run: LoadedRun, learner: Learner, hooks: Hooks, folder: Pat
     source = PromptSource(loaded_run.problems.train, evaluation.evaluator.tokenizer, loaded_run.run)
     score = _alike_on_ranks(evaluation.score, ranks)
     hooks = dataclasses.replace(hooks, on_fault=partial(keep_batch, folder.parent, ranks))
-    return train(learner, source, score, hooks, folder=folder, within=ranks.spent)
+    return train(learner, source, score, hooks, folder=folder)
 
 
 def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:

@@ -49,9 +49,9 @@ class WallClock(Clock):
     told apart beside them, as far as they passed in a phase.
     """
 
-    def __init__(self, within: Mapping[str, float] | None = None) -> None:
+    def __init__(self, within: Mapping[str, float]) -> None:
         self._seconds = dict.fromkeys(_COLUMNS.values(), 0.0)
-        self._within: Mapping[str, float] = {} if within is None else within
+        self._within = within
         self.leave_out()
 
     def mark(self, phase: Phase) -> None:

@@ -125,18 +125,16 @@ def train(
     hooks: Hooks,
     *,
     folder: Path,
-    within: Mapping[str, float] | None = None,
 ) -> TrainState:
     """Train a freshly loaded policy in place, or resume from the last checkpoint in `folder`.
 
-    `source` yields prompts, `score` rewards completions, and `within` are totals of seconds inside
-    phases, shown apart (`WallClock`).
+    `source` yields prompts, and `score` rewards completions.
 
     Raises `ValueError` if the checkpoint belongs to another run; `Stopped` if it was asked to stop:
     the same call goes on from its checkpoint.
     """
     scale: TrainScale = learner.run.scale
-    clock = WallClock(within)
+    clock = WallClock(learner.ranks.spent)
     training = Training(learner=learner, source=source, score=score, hooks=hooks, clock=clock)
     state = learner.load(folder)
     if state is None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,10 +35,9 @@ from torch import Tensor
 from kernels.reference_step import FAULTY, RUNNING
 from kernels.segments import sent
 from repro.models.policy import Policy, end_token_ids
-from repro.rollout.backend import Backend, Steps
+from repro.rollout.backend import Backend
 from repro.rollout.blocks import BlockPool
 from repro.rollout.engine_config import EngineConfig, cache_blocks, width_for
-from repro.rollout.engine_ops import Operations
 from repro.rollout.forward import Forward
 from repro.rollout.prefill import chunks_of, new_tokens
 from repro.rollout.results import Results, to_host
@@ -73,8 +73,6 @@ class Engine:
 
     Attributes
     ----------
-    steps
-        Runs one decode step on the first slots of `state`, without the host's work around it.
     statistics
         Of the last rollout.
     end_token_ids
@@ -94,7 +92,7 @@ class Engine:
             f"max_positions is {config.max_positions}; the policy has "
             f"{decoder.config.max_position_embeddings}",
         )
-        backend = backend_for(policy, config)
+        self._backend = backend_for(policy, config)
         blocks = cache_blocks(policy, config)
         layer = decoder.model.layers[0].self_attn
         shape = (
@@ -106,9 +104,8 @@ class Engine:
         )
         self._keys = torch.zeros(shape, dtype=policy.compute_dtype, device=self.device)
         self._values = torch.zeros_like(self._keys)
-        self.forward = Forward(
-            policy, self._keys, self._values, backend, max_positions=config.max_positions
-        )
+        cache = self._keys, self._values
+        self.forward = Forward(policy, *cache, self._backend, max_positions=config.max_positions)
         self.pool = BlockPool(blocks, config.block_size)
         self.state = RowState(
             config.slots,
@@ -119,7 +116,6 @@ class Engine:
         self._scheduler = Scheduler(self.pool, config.slots)
         self._readbacks: deque[_Readback] = deque()
         self._results = Results(self.state)
-        self.steps = Steps(self.forward, self.state, backend.captures)
 
     @property
     def road(self) -> str:
@@ -173,6 +169,29 @@ class Engine:
         self.statistics.generated_tokens = sum(len(c.token_ids) for c in completions)
         return completions
 
+    def steps(self, width: int, sampling: SamplingConfig) -> None:
+        """Run a decode step over slots 0 to width - 1, the draw included, and nothing around it.
+
+        Captured ones are replayed, one per width and way of drawing.
+        """
+        step, captures = partial(self._step, width, sampling), self._backend.captures
+        if captures is None:
+            step()
+            return
+        greedy = sampling.temperature == 0
+        captures.run((width, greedy, 1.0 if greedy else sampling.top_p), step)
+
+    def _step(self, width: int, sampling: SamplingConfig) -> None:
+        state = self.state
+        logits = self.forward.decode(
+            state.tokens[:width], state.positions[:width], state.table[:width]
+        )
+        self._backend.choose(logits, state, sampling)
+
+    def _drop_captures(self) -> None:
+        if self._backend.captures is not None:
+            self._backend.captures.clear()
+
     def abandon(self) -> None:
         """Free all slots and blocks, also after an error."""
         self._synchronize()
@@ -187,7 +206,7 @@ class Engine:
         """Free the cache's memory and the captured steps, which contain its address."""
         for cache in (self._keys, self._values):
             cache.untyped_storage().resize_(0)
-        self.steps.close()
+        self._drop_captures()
 
     def _take_cache(self) -> None:
         """Allocate the cache's memory again if it was freed; the layers' views use it."""
@@ -199,9 +218,9 @@ class Engine:
 
     def close(self) -> None:
         """Free the cache and the captured steps; the policy is unchanged."""
-        self.steps.close()
+        self._drop_captures()
         self._keys = self._values = torch.empty(0, device=self.device)
-        del self.forward, self.state, self._results, self.steps
+        del self.forward, self.state, self._results
 
     def _rows(
         self,
@@ -384,4 +403,4 @@ def backend_for(policy: Policy, config: EngineConfig) -> Backend:
         from repro.rollout.gpu.cuda_backend import GpuBackend
 
         return GpuBackend(policy, config)
-    return Backend(Operations())
+    return Backend()

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,11 +26,8 @@ from torch import Tensor
 from kernels.reference_step import Heads, LayerCache, Rotation, norm_heads
 from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
 from repro.models.policy import Policy
-from repro.rollout.engine_ops import TILE, NewTokens, Norm
+from repro.rollout.backend import TILE, Backend, NewTokens, Norm
 from repro.rollout.linears import ProjectionGroup
-
-if TYPE_CHECKING:
-    from repro.rollout.backend import Backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,7 +70,7 @@ class Forward:
     ) -> None:
         decoder: Any = policy.decoder
         group, live_noise = backend.group, backend.live_noise
-        self.ops = backend.operations
+        self.backend = backend
         self.dtype = policy.compute_dtype
         self.embedding: Tensor = decoder.model.embed_tokens.weight
         self.lm_head: Tensor = decoder.lm_head.weight
@@ -131,12 +128,12 @@ class Forward:
         """
         for residual, update in self._step(tokens, positions, table):  # noqa: B007
             pass  # the last block's count
-        _, normed = self.ops.norm(residual, update, self.final_norm)
-        return self.ops.logits(normed, self.lm_head)
+        _, normed = self.backend.norm(residual, update, self.final_norm)
+        return self.backend.logits(normed, self.lm_head)
 
     def prefill(self, tokens: Tensor, new: NewTokens) -> None:
         """Run a chunk of prompts' tokens forward, (M,) integer, filling the cache."""
-        functions = self.ops.functions
+        functions = self.backend.functions
 
         def attend(block: Block, qkv: Tensor) -> Tensor | None:
             cache, heads = block.cache, block.heads
@@ -165,11 +162,11 @@ class Forward:
     def _step(
         self, tokens: Tensor, positions: Tensor, table: Tensor
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        ops = self.ops
+        by = self.backend
 
         def attend(block: Block, qkv: Tensor) -> Tensor:
             given = qkv, positions, table, block.cache, block.heads, self.rotation
-            attended: Tensor = ops.functions.attend_step(*given, ops.workspace, overlap=ops.overlap)
+            attended: Tensor = by.functions.attend_step(*given, by.workspace, overlap=by.overlap)
             return attended
 
         return self._stream(tokens, attend)
@@ -185,14 +182,14 @@ class Forward:
         update: Tensor | None = None
         yield residual, update
         for block in self.blocks:
-            residual, normed = self.ops.norm(residual, update, block.input_norm)
-            attended = attend(block, self.ops.whole(block.qkv(normed)))
+            residual, normed = self.backend.norm(residual, update, block.input_norm)
+            attended = attend(block, self.backend.whole(block.qkv(normed)))
             if attended is None:
                 return
-            residual, normed = self.ops.norm(
-                residual, self.ops.whole(block.o(attended)), block.post_norm
+            residual, normed = self.backend.norm(
+                residual, self.backend.whole(block.o(attended)), block.post_norm
             )
-            update = self.ops.whole(block.down(self.ops.swiglu(block.gate_up(normed))))
+            update = self.backend.whole(block.down(self.backend.swiglu(block.gate_up(normed))))
             yield residual, update
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels.segments import sent
-from repro.rollout.engine_ops import TILE, NewTokens
+from repro.rollout.backend import TILE, NewTokens
 from repro.rollout.scheduler import Segment
 
 # int32 numbers in 16 bytes.

@@ -34,7 +34,6 @@ from repro.models.lora import base_linear
 from repro.models.policy import Policy
 from repro.rollout.backend import Backend
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.engine_ops import Operations
 from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.gpu.fused_linears import DenseGroup, QuantizedGroup, takes_fused
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
@@ -51,18 +50,6 @@ KERNELS = SimpleNamespace(
     keep_nucleus=nucleus.keep_nucleus,
     choose=decode_choice.choose,
 )
-
-
-def kernel_operations(
-    slots: int, heads: tuple[int, int, int], device: torch.device, *, overlap: bool
-) -> Operations:
-    """Return the operations by kernels, for steps of at most `slots` rows.
-
-    `heads` are query heads, key heads and head dimension; `overlap` uses programmatic dependent
-    launch (Hopper and newer).
-    """
-    workspace = decode_step.StepWorkspace(slots, *heads, device)
-    return Operations(KERNELS, overlap=overlap, workspace=workspace)
 
 
 class Captures:
@@ -116,10 +103,14 @@ class GpuBackend(Backend):
             decoder.config.num_key_value_heads,
             decoder.model.layers[0].self_attn.head_dim,
         )
-        overlap = dispatch.launches_overlap(device)
         self.beside = _stream_beside(device)
-        operations = kernel_operations(config.slots, heads, device, overlap=overlap)
-        super().__init__(operations, live_noise=True, captures=Captures(device))
+        super().__init__(
+            KERNELS,
+            overlap=dispatch.launches_overlap(device),
+            workspace=decode_step.StepWorkspace(config.slots, *heads, device),
+            live_noise=True,
+            captures=Captures(device),
+        )
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
         """Return one product for projections that share an input, where kernels serve."""
@@ -128,7 +119,7 @@ class GpuBackend(Backend):
         if all(isinstance(base_linear(module), nn.Linear) for module in modules):
             return DenseGroup(modules)
         if takes_fused(modules):
-            return QuantizedGroup(modules, overlap=self.operations.overlap, beside=self.beside)
+            return QuantizedGroup(modules, overlap=self.overlap, beside=self.beside)
         return ModuleGroup(modules)
 
 

@@ -9,8 +9,8 @@ from transformers import (
 )
 
 from kernels.reference_step import FAULTY
+from repro.rollout.backend import Backend
 from repro.rollout.draw import draw, sampling_logprobs, uniforms
-from repro.rollout.engine_ops import Operations
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
 
@@ -100,7 +100,7 @@ def running(rows):
 
 
 def choose(logits, state, sampling):
-    Operations().choose(logits.clone(), state, sampling)
+    Backend().choose(logits.clone(), state, sampling)
 
 
 @pytest.mark.parametrize(

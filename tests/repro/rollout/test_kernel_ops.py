@@ -7,10 +7,11 @@ and as short as reach every path.
 import pytest
 import torch
 
-from repro.rollout import backend
+from kernels.triton import decode_step
+from repro.rollout.backend import Backend
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.gpu.cuda_backend import kernel_operations
+from repro.rollout.gpu.cuda_backend import KERNELS
 from repro.spec.config import SamplingConfig
 from tests.interpreted import needs_interpreter
 from tests.repro.rollout.conftest import require_alike
@@ -55,8 +56,8 @@ def test_interpreted_kernels_draw_the_tokens_of_torch(architecture, make_policy,
 
 def engine_on_kernels(policy, monkeypatch):
     layer = policy.decoder.model.layers[0].self_attn
-    operations = kernel_operations(4, (4, 2, layer.head_dim), policy.device, overlap=False)
-    operations.workspace.splits = {m: 1 + 3 * (m % 2) for m in range(1, 5)}
-    made = backend.Backend(operations, live_noise=True)
+    workspace = decode_step.StepWorkspace(4, 4, 2, layer.head_dim, policy.device)
+    workspace.splits = {m: 1 + 3 * (m % 2) for m in range(1, 5)}
+    made = Backend(KERNELS, workspace=workspace, live_noise=True)
     monkeypatch.setattr("repro.rollout.engine.backend_for", lambda policy, config: made)
     return Engine(policy, CONFIG)
