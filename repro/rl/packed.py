@@ -90,6 +90,7 @@ def packed_logprobs(
     output = decoder.get_output_embeddings()
 
     def through_head(hidden: Tensor) -> LogprobsAndEntropy:
+        """Return both of the hidden states that predict each counting token, (tokens, H)."""
         token_ids = sent(rows.token_ids[rows.mask], hidden.device)
         logprobs, entropy = dispatch.token_logprobs(hidden, output.weight, token_ids, temperature)
         mask = sent(rows.mask, hidden.device)
