@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ from repro.models.norms import PerturbableRMSNorm
 from repro.rollout.linears import ModuleGroup, Product, ProjectionGroup
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
-
-if TYPE_CHECKING:
-    from repro.rollout.gpu.cuda_backend import Captures
 
 # Tokens of one row that a program of the prefill's attention takes.
 TILE = 64
@@ -75,14 +72,14 @@ class Backend:
     live_noise
         Keep noise in buffers that are always added, for captured steps.
     captures
-        Where steps are captured; None runs them as they come.
+        The `repro.rollout.gpu.cuda_backend.Captures` of steps; None runs them as they come.
     """
 
     functions: Any = reference_step
     overlap: bool = False
     workspace: Any = None
     live_noise: bool = False
-    captures: Captures | None = None
+    captures: Any = None
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
         """Return a projection group of modules that share an input."""
