@@ -2,9 +2,9 @@
 
 Grading is computer algebra on text that a policy under training wrote, so three things are certain
 to happen: an answer that never finishes (`10^{10^{10}}`), one that ends the interpreter, and one
-that lies. The first two are why the work is done in processes of our own, with the time kept by the
-parent, who kills and replaces a worker that is late; the third is the matter of `expression` and of
-`finished`.
+that lies. The first two are why the work is done in processes of our own, which a timer of the
+system ends when they are late, and the parent replaces; the third is the matter of `expression` and
+of `finished`.
 
 Every pair ends in one of five statuses, counted apart, since a silent zero looks like a wrong
 answer:
@@ -41,8 +41,6 @@ from repro.reward.grader_worker import Worker, WorkerGoneError, WorkerLateError
 Status = Literal["ok", "wrong", "unparsable_gold", "timeout", "error"]
 Pair = tuple[str, str]
 
-_BATCH_PAIRS = 32
-_BATCH_CHARACTERS = 16_384
 _ATTEMPTS = 2
 # Pairs whose statuses are kept, the least recently used being forgotten.
 _REMEMBERED = 65_536
@@ -136,8 +134,13 @@ class GraderPool:
     def _results(self, pairs: dict[Pair, None]) -> dict[Pair, Status]:
         """Return the result of each different pair, from memory or from the worker."""
         known = {pair: self._memory[pair] for pair in pairs if pair in self._memory}
-        batches = _batches([pair for pair in pairs if pair not in known])
-        known |= self._shared_work(batches) if self._among else self._work(batches)
+        new = [pair for pair in pairs if pair not in known]
+        try:
+            known |= self._shared_work(new, self._among) if self._among else self._work(new)
+        except BaseException:
+            # The worker may still hold unread answers, which would be taken for the next ones.
+            self._discard()
+            raise
         for pair in pairs:
             if known[pair] != "error":
                 self._memory[pair] = known[pair]
@@ -146,44 +149,32 @@ class GraderPool:
             self._memory.popitem(last=False)
         return known
 
-    def _shared_work(self, batches: list[list[Pair]]) -> dict[Pair, Status]:
-        """Grade the batches that are this process's; return the results of all."""
-        if not batches or self._among is None:
+    def _shared_work(self, pairs: list[Pair], among: Sharing) -> dict[Pair, Status]:
+        """Grade the pairs that are this process's; return the results of all."""
+        if not pairs:
             return {}
-        mine = set(self._among.mine([len(batch) for batch in batches]))
+        mine = among.mine([1] * len(pairs))
         killed = self.workers_killed
-        results = self._work([batch for number, batch in enumerate(batches) if number in mine])
-        numbers = [self.workers_killed - killed]
-        for number, batch in enumerate(batches):
-            numbers += [_CODES.index(results[p]) if number in mine else 0 for p in batch]
-        every, *codes = self._among.add_numbers(numbers)
+        results = self._work([pairs[number] for number in mine])
+        numbers = [0] * len(pairs)
+        for number in mine:
+            numbers[number] = _CODES.index(results[pairs[number]])
+        every, *codes = among.add_numbers([self.workers_killed - killed, *numbers])
         self.workers_killed = killed + every
-        pairs = [pair for batch in batches for pair in batch]
         return dict(zip(pairs, [_CODES[code] for code in codes], strict=True))
 
-    def _work(self, batches: list[list[Pair]]) -> dict[Pair, Status]:
-        """Grade batches, replacing the worker each time that it is late or gone."""
-        results: dict[Pair, Status] = {}
-        try:
-            for batch in batches:
-                results |= self._grade_batch(batch)
-        except BaseException:
-            # The worker may still hold unread answers, which would be taken for the next ones.
-            self._discard()
-            raise
-        return results
-
-    def _grade_batch(self, batch: list[Pair]) -> dict[Pair, Status]:
+    def _work(self, pairs: list[Pair]) -> dict[Pair, Status]:
+        """Grade pairs, replacing the worker each time that it is late or gone."""
         results: dict[Pair, Status] = {}
         failures: Counter[Pair] = Counter()
         late_pairs: list[Pair] = []
-        left = list(batch)
+        left = list(pairs)
         while left:
             worker = self.worker or self._start()
             try:
                 worker.send(left)
                 while left:
-                    status = cast(Status, worker.receive(self.seconds_per_item))
+                    status = cast(Status, worker.receive())
                     gold, answer = pair = left.pop(0)
                     # A gold that does not equal itself is at fault.
                     at_fault = status == "wrong" and gold == answer
@@ -216,7 +207,7 @@ class GraderPool:
             worker = self.worker = Worker(self.seconds_per_item)
             self.workers_started += 1
             try:
-                worker.wait_until_ready()
+                worker.receive()  # that it is ready: imports count against no pair's limit
             except (WorkerGoneError, WorkerLateError):
                 said = worker.errors() or f"exit code {worker.process.poll()}, nothing said"
                 self._discard()
@@ -254,18 +245,3 @@ def _form_of(gold: str, answer: str | None) -> tuple[Pair, bool] | None:
     tidied = None if answer is None else tidy(answer)
     pair = itself if tidied == gold else None if tidied is None else comparable(gold, tidied)
     return pair or itself, pair is None
-
-
-def _batches(pairs: list[Pair]) -> list[list[Pair]]:
-    """Divide pairs into batches of bounded number and length, in order."""
-    batches: list[list[Pair]] = []
-    characters = 0
-    for pair in pairs:
-        length = len(pair[0]) + len(pair[1])
-        full = not batches or len(batches[-1]) == _BATCH_PAIRS
-        if full or characters + length > _BATCH_CHARACTERS:
-            batches.append([])
-            characters = 0
-        batches[-1].append(pair)
-        characters += length
-    return batches

@@ -165,7 +165,7 @@ def test_a_worker_does_not_outlive_a_parent_that_is_killed(then):
     time.sleep(0.2)
     parent.kill()
     parent.wait(10)
-    # The timer of a busy worker ends it at twice the limit and a second.
+    # The timer of a busy worker ends it at its limit.
     assert _soon(lambda: not _is_running(pid), 10)
 
 
