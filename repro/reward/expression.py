@@ -34,21 +34,20 @@ from repro.reward.quantities import (
     same_quantity,
     with_unit_marked,
 )
-from repro.reward.units import SPACE, is_known, read_unit
+from repro.reward.units import SPACE, SPACES_BEFORE, is_known, read_unit
 
 _WRAPPERS = (
     *(("\\boxed{", "}"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("{", "}")),
     *(("**", "**"), ("__", "__"), ("*", "*"), ("_", "_"), ("`", "`")),
 )
 _MOST_WRAPPERS = 16
-# How a text looks and not what it says: fonts, sizes, and spaces at its ends.
+# How a text looks and not what it says: fonts, sizes, and the last space, such as `\,`.
 _FONT = re.compile(
     r"\\(?:math(?:bf|it|sf|tt)|boldsymbol|bm|underline)\s?\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
 )
 _STYLE = re.compile(
     r"\\(?:(?:display|text|script)style|large|Large|huge|Huge|bf|bfseries|rm|it)(?![A-Za-z])\s?"
 )
-_SPACE_BEFORE = re.compile(rf"(?:{SPACE}|\s)*")
 _SPACE_AFTER = re.compile(r"(?:\\[,;:!]|(?<!\\)\\|\\q?quad|~|(?<![A-Za-z}])\{\})\s*$")
 # Dashes and signs that are written for minus and plus, and currencies that are written out.
 _ASCII_SIGNS = {ord(sign): "-" for sign in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"}
@@ -142,7 +141,8 @@ def tidy(text: str) -> str:
         text = _SIGN_IN_TEXT.sub(r"\1 ", text)
         text = _LETTER_BEFORE.sub(r"\1", _STYLE.sub(" ", _FONT.sub(r"{\1}", text)))
     for _ in range(_MOST_WRAPPERS):
-        before, text = text, _number_in_words(_without_space(text))
+        before, text = text, _SPACE_AFTER.sub("", SPACES_BEFORE.sub("", text)).strip()
+        text = _number_in_words(text)
         for opening, closing in _WRAPPERS:
             inner = text[len(opening) : -len(closing)]
             if (
@@ -163,12 +163,6 @@ def _as_power(match: re.Match[str]) -> str:
     """Return `^2` for a raised 2, and `^{12}` for more signs than one."""
     plain = unicodedata.normalize("NFKD", match[0])
     return f"^{plain}" if len(plain) == 1 else f"^{{{plain}}}"
-
-
-def _without_space(text: str) -> str:
-    r"""Return the text without the spaces before it and the last after it, such as `\,`."""
-    start = _SPACE_BEFORE.match(text)
-    return _SPACE_AFTER.sub("", text[start.end() if start else 0 :]).strip()
 
 
 def _number_in_words(text: str) -> str:

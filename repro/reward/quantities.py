@@ -16,7 +16,7 @@ from fractions import Fraction
 from math import gcd
 from typing import Literal
 
-from repro.reward.units import CURRENCIES, DOLLAR, SPACE, is_known, read_unit
+from repro.reward.units import CURRENCIES, DOLLAR, SPACE, SPACES_BEFORE, is_known, read_unit
 
 Form = Literal["whole", "decimal", "repeating", "fraction", "mixed"]
 
@@ -43,7 +43,6 @@ _CURRENCY = re.compile(
     rf"(?:(?:({'|'.join(_WHOSE)})\s?)?(\\?\$)|([{_SIGNS}])|({'|'.join(_CODES)})\.?(?=[\s~\\0-9]))"
     rf"(?:{SPACE}|\s)*"
 )
-_SPACES_BEFORE = re.compile(rf"^(?:{SPACE}|\s)+")
 _MARKED_UNIT = re.compile(rf"(?:{SPACE}|\s)*" r"\\(?:text|mathrm|mbox)[a-z]*\s?\{[^{}]*\}$")
 _PLAIN_UNIT = re.compile(r"(.*?[0-9}])\s*([A-Za-z][^\\{}]*)")
 _BRACED = re.compile(r"^\{\s?([0-9.,]+)\s?\}(?![0-9.,{])")
@@ -164,7 +163,7 @@ def _same_when_cut(gold: Quantity, answer: Quantity) -> bool:
 def _signed(text: str) -> tuple[int, str]:
     """Return 1 or -1, and the text without its sign."""
     if text[:1] in ("-", "+"):
-        return (-1 if text[0] == "-" else 1), _SPACES_BEFORE.sub("", text[1:])
+        return (-1 if text[0] == "-" else 1), SPACES_BEFORE.sub("", text[1:])
     return 1, text
 
 

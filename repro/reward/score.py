@@ -86,18 +86,17 @@ def score(
     own, columns
         A user's function that pays instead of `kind`, and what else it may ask for, B entries each.
     """
-    graded = []
     strict, lenient = both_grades(texts, golds, pool, reads)
-    for text, gold, grade, other in zip(texts, golds, strict, lenient, strict=True):
-        right = grade.accuracy
-        one = Graded(
-            accuracy=right,
+    graded = [
+        Graded(
+            accuracy=grade.accuracy,
             reward=None,
-            lenient=None if right is None else max(right, other.accuracy or 0.0),
+            lenient=None if grade.accuracy is None else max(grade.accuracy, other.accuracy or 0.0),
             format=float(READINGS[reads].format_ok(text)),
             gold=gold,
         )
-        graded.append(one)
+        for text, gold, grade, other in zip(texts, golds, strict, lenient, strict=True)
+    ]
     if own is not None:
         given = {**(columns or {}), "answers": golds}
         paid = pay(own, texts, given, getattr(own, "__name__", "function"))

@@ -82,6 +82,7 @@ SPACE = (
     r"|(?:q?quad|(?:neg)?(?:thin|med|thick)space|enspace|enskip|space)(?![A-Za-z]))|~|\{\})"
 )
 _SPACES = re.compile(SPACE)
+SPACES_BEFORE = re.compile(rf"^(?:{SPACE}|\s)+")
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textup|mbox|operatorname)\s?\{([^{}]*)\}")
 _DEGREE_SIGN = re.compile(
     r"^(?:\^\{?\\circ\}?|\u00b0|\\degree)\s*(?:([CF])|\\(?:text|mathrm)\s?\{\s?([CF])\s?\})?$"
