@@ -50,7 +50,7 @@ class MemoryRow:
 
 def memory_rows(checks: Sequence[Checked], expected: Path) -> list[MemoryRow]:
     """Return a row for each point and arm whose peak was measured, largest models first."""
-    bars = {bar.key: bar.expectation for one in checks for bar in stated_bars(one, expected)}
+    bars = {(b.arm, b.metric): b for one in checks for b, _ in stated_bars(one, expected)}
     arms = list(looks_of(checks))
     rows = []
     for checked in checks:

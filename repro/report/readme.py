@@ -151,9 +151,9 @@ def _steps(checks: Checks, expected: Path) -> Measured:
 
 
 def _memory(checks: Checks, expected: Path) -> Measured:
-    for bar in stated_bars(checks["memory"], expected) if "memory" in checks else []:
-        if bar.key == ("nvfp4_lora", checks["memory"].selection.target.headline):
-            return f"peak {quantity(bar.verdict.effect or 0.0, bar.unit)}", [bar.verdict]
+    for bar, verdict in stated_bars(checks["memory"], expected) if "memory" in checks else []:
+        if (bar.arm, bar.metric) == ("nvfp4_lora", checks["memory"].selection.target.headline):
+            return f"peak {quantity(verdict.effect or 0.0, verdict.unit)}", [verdict]
     return "", ()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from repro.evidence.store import csv_text
+from repro.evidence.verdicts.expectation import Expectation
 from repro.evidence.verdicts.verdict import Status, Verdict
 from repro.judge.check import Checked
 from repro.report.doses import ENTROPY, doses, treatment
@@ -26,6 +27,7 @@ from repro.report.tables import in_cell, plain
 from repro.report.verdict_words import kind_of, labelled, stated_bars
 from repro.run.listing import title_of
 from repro.spec.config import TrainScale
+from repro.spec.target import Target
 from repro.spec.throughput_scale import ThroughputScale
 from repro.spec.whole_files import replace_files
 from repro.targets import TARGETS
@@ -122,16 +124,19 @@ def statements(checks: Sequence[Checked], expected: Path) -> list[Row]:
 def _of_check(checked: Checked, expected: Path) -> list[Row]:
     target = checked.selection.target
     claims = {claim.name: claim for claim in target.claims}
-    bars = {(b.verdict.name, b.verdict.source): b for b in stated_bars(checked, expected)}
+    bars = {(v.name, v.source): _bar_statement(bar, target)
+            for bar, v in stated_bars(checked, expected)}  # fmt: skip
     pairs = {i.verdict.name: i for i in comparisons(checked, expected) if i.verdict is not None}
     dosed = doses(checked) if checked.evidence.values(ENTROPY) else {}
     given = {arm: treatment(of.rise, expected) for arm, of in dosed.items() if of.is_plain}
+    source, tier = checked.selection.source.name, checked.selection.tier.value
+    known = any(one.name == source for one in TARGETS)
+    command = f"python -m repro reproduce {source} --tier {tier}" if known else ""
     rows = []
     for verdict in checked.verdicts:
         claim = claims.get(verdict.name) if verdict.about in ("claim", "mechanism") else None
         arm, _, measured = verdict.name.partition(".")
         arms, metric = (claim.arms, claim.metric) if claim else ((arm,), measured)
-        bar = bars.get((verdict.name, verdict.source))
         paper = verdict.paper
         if paper is None and verdict.about == "claim" and verdict.name in pairs:
             paper = pairs[verdict.name].paper
@@ -142,9 +147,7 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
                 **_place(checked),
                 title=title_of(target),
                 kind=kind_of(verdict).value,
-                statement=f"{bar.title}: {bar_text(bar.expectation, bar.unit)}"
-                if bar
-                else verdict.statement,
+                statement=bars.get((verdict.name, verdict.source), verdict.statement),
                 verdict=labelled(verdict),
                 treatment=given.get(arms[0], ""),
                 **{name: getattr(verdict, name) for name in _ALIKE},
@@ -155,10 +158,17 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
                 arms=" ".join(arms),
                 metric=metric,
                 because=verdict.sentence,
-                command=_command(checked),
+                command=command,
             )
         )
     return rows
+
+
+def _bar_statement(bar: Expectation, target: Target) -> str:
+    """Return `BF16, LoRA: peak memory: at most 32 GiB`, without the arm where there is but one."""
+    metric, label = target.metric(bar.metric), target.arm(bar.arm).label
+    arm = f"{label}: " if len(target.arms) > 1 else ""
+    return f"{arm}{metric.title}: {bar_text(bar, metric.unit)}"
 
 
 _ALIKE = ("name", "source", "status", "effect", "low", "high", "unit", "n", "p", "q", "matters")
@@ -168,12 +178,6 @@ def _place(checked: Checked) -> dict[str, Any]:
     selection = checked.selection
     device = checked.evidence.device or ("cpu" if checked.evidence.count else "")
     return {"target": selection.target.name, "tier": selection.tier.value, "device": device}
-
-
-def _command(checked: Checked) -> str:
-    name, tier = checked.selection.source.name, checked.selection.tier.value
-    known = any(target.name == name for target in TARGETS)
-    return f"python -m repro reproduce {name} --tier {tier}" if known else ""
 
 
 def _model(checked: Checked, metric: str) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -180,29 +179,8 @@ def of_kind(checked: Checked, *kinds: Kind) -> list[Verdict]:
     return [verdict for verdict in checked.verdicts if kind_of(verdict) in kinds]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """A stated bar with its verdict.
-
-    Attributes
-    ----------
-    title
-        The metric in words, the arm before it where the target has several.
-    """
-
-    expectation: Expectation
-    verdict: Verdict
-    title: str
-    unit: str
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Arm and metric."""
-        return self.expectation.arm, self.expectation.metric
-
-
-def stated_bars(checked: Checked, expected: Path) -> list[Bar]:
-    """Return the stated bars of a check that were measured.
+def stated_bars(checked: Checked, expected: Path) -> list[tuple[Expectation, Verdict]]:
+    """Return the stated bars of a check that were measured, each with its verdict.
 
     The smoke tier's are about its machinery and are left out.
     """
@@ -212,19 +190,17 @@ def stated_bars(checked: Checked, expected: Path) -> list[Bar]:
     # A verdict's source tells a bar from another one, or the paper's value, of the same name.
     verdicts = {(item.name, item.source): item for item in checked.verdicts}
     bars = []
-    for item in load_bars(expected, tier.value, target.name, checked.evidence.device):
-        verdict = verdicts.get((f"{item.arm}.{item.metric}", f"{item.source}: {item.because}"))
+    for bar in load_bars(expected, tier.value, target.name, checked.evidence.device):
+        verdict = verdicts.get((f"{bar.arm}.{bar.metric}", f"{bar.source}: {bar.because}"))
         if verdict is not None and verdict.effect is not None:
-            metric, label = target.metric(item.metric), target.arm(item.arm).label
-            title = f"{label}: {metric.title}" if len(target.arms) > 1 else metric.title
-            bars.append(Bar(expectation=item, verdict=verdict, title=title, unit=metric.unit))
+            bars.append((bar, verdict))
     return bars
 
 
 def all_bars(checked: Checked, expected: Path) -> list[Verdict]:
     """Return the verdicts on bars of a check: stated ones, and claims that are this suite's."""
     own = [item for item in of_kind(checked, Kind.BAR) if item.source == OWN_BAR]
-    return own + [bar.verdict for bar in stated_bars(checked, expected)]
+    return own + [verdict for _, verdict in stated_bars(checked, expected)]
 
 
 def counts_of(checks: Iterable[Checked], expected: Path) -> dict[str, str]:

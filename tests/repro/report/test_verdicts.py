@@ -112,15 +112,15 @@ def test_every_status_has_words_of_its_own_that_begin_with_a_plain_one():
 
 def test_stated_bars_are_verdicts_on_bars_whatever_else_has_their_names(blessed_of):
     checked = blessed_of("memory")
-    bars = [bar.verdict for bar in stated_bars(checked, expected_folder(None))]
+    bars = [verdict for _, verdict in stated_bars(checked, expected_folder(None))]
     others = [dataclasses.replace(bar, source="paper: Table 1", effect=0.0) for bar in bars]
     both = dataclasses.replace(checked, verdicts=[*checked.verdicts, *others])
-    assert [bar.verdict for bar in stated_bars(both, expected_folder(None))] == bars
+    assert [verdict for _, verdict in stated_bars(both, expected_folder(None))] == bars
     assert {kind_of(bar) for bar in bars} == {Kind.BAR}
 
 
 def test_the_plan_of_common_cards_has_bars_that_are_younger_than_their_run(blessed_of):
     checked = blessed_of("memory_cards", device="nvidia_h200_portable")
-    bars = [bar.verdict for bar in stated_bars(checked, expected_folder(None))]
+    bars = [verdict for _, verdict in stated_bars(checked, expected_folder(None))]
     assert [bar.status for bar in bars] == ["reproduced"] * 3 + ["contradicted"] * 2
     assert [*marks_of(bars)] == ["post hoc"]
