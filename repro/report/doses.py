@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from repro.evidence.estimate import Interval, mean_interval
@@ -81,6 +80,8 @@ def treatment_given(checks: Iterable[Checked], expected: Path) -> str:
 
 def doses(checked: Checked) -> dict[str, ArmDose]:
     """Return the dose of each arm that a check of a `dose` target has records of, but BF16's."""
+    import numpy as np
+
     target = checked.selection.target
     entropy, accuracy = (checked.evidence.values(name) for name in (ENTROPY, ACCURACY))
     judged = {
@@ -97,36 +98,24 @@ def doses(checked: Checked) -> dict[str, ArmDose]:
         draws = [draw for draw in own if draw in base and arm.name != BASE]
         if not draws:
             continue
-        alike = []
+        alike: list[tuple[float, float]] = []
         for draw in draws:
-            points = [
+            # By entropy: BF16's, the temperature, the accuracy there.
+            points = sorted(
                 (entropy[name][draw], temperature, accuracy[name][draw])
                 for name, temperature in temperatures.items()
                 if draw in entropy[name]
-            ]
-            alike.append(_alike(points, own[draw], accuracy[arm.name][draw]))
-        known = [pair for pair in alike if pair is not None]
-        whole = len(known) == len(draws) and arm.temperature_factor == 1
+            )
+            if points[0][0] <= own[draw] <= points[-1][0]:
+                places, *columns = zip(*points, strict=True)
+                warm, right = (float(np.interp(own[draw], places, of)) for of in columns)
+                alike.append((warm, right - accuracy[arm.name][draw]))
+        whole = len(alike) == len(draws) and arm.temperature_factor == 1
         rise = mean_interval([own[draw] - base[draw] for draw in draws])
         by_arm[arm.name] = ArmDose(
             arm=arm,
             rise=judged.get((arm.name, BASE), rise),
-            temperature=mean_interval([t for t, _ in known]).value if whole else None,
-            damage=mean_interval([harm for _, harm in known]) if whole else None,
+            temperature=mean_interval([t for t, _ in alike]).value if whole else None,
+            damage=mean_interval([harm for _, harm in alike]) if whole else None,
         )
     return by_arm
-
-
-def _alike(
-    points: list[tuple[float, float, float]], entropy: float, accuracy: float
-) -> tuple[float, float] | None:
-    """Return the temperature at which BF16 has an arm's entropy, and the accuracy lost there.
-
-    Straight between the measured `points` (entropy, temperature, accuracy); None outside them.
-    """
-    for (low, cold, before), (high, warm, after) in pairwise(sorted(points)):
-        if low <= entropy <= high:
-            share = (entropy - low) / (high - low) if high > low else 0.0
-            there = before + share * (after - before)
-            return cold + share * (warm - cold), there - accuracy
-    return None
