@@ -65,7 +65,6 @@ class Judgement:
     """
 
     comparisons: tuple[Comparison, ...] = ()
-    problems: tuple[str, ...] = ()
     advice: str = ""
 
     @property
@@ -74,31 +73,29 @@ class Judgement:
         return by_severity([row for item in self.comparisons for row in item.rows])
 
     @property
-    def every_problem(self) -> list[str]:
+    def problems(self) -> list[str]:
         """Each reason for which something could not be judged."""
-        own = [problem for comparison in self.comparisons for problem in comparison.problems]
-        return [*self.problems, *own]
+        return [problem for comparison in self.comparisons for problem in comparison.problems]
 
     @property
     def status(self) -> Status:
         """A regression that is shown counts, whatever else could not be judged."""
         if any(comparison.worse for comparison in self.comparisons):
             return "regressed"
-        return "could not judge" if self.every_problem or not self.rows else "fine"
+        return "could not judge" if self.problems or not self.rows else "fine"
 
     def text(self) -> str:
         """Return plain lines: verdict, counts, reasons, rows that are not unchanged, origins."""
         found = Counter(row.verdict for row in self.rows)
         worse = sum(len(one.worse) for one in self.comparisons)
-        problems = self.every_problem
         sides = [[one.old for one in self.comparisons], [one.new for one in self.comparisons]]
         lines = [
             f"{self.status}: {len(self.rows)} values compared, {worse} worse by more than their "
-            f"threshold, {len(problems)} not judged",
+            f"threshold, {len(self.problems)} not judged",
             ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS),
-            *problems,
+            *self.problems,
             *(row_text(row) for row in self.rows if row.verdict != "unchanged"),
-            *([self.advice] if self.advice and problems else []),
+            *([self.advice] if self.advice and self.problems else []),
             *([" -> ".join(origins)] if all(origins := [*map(_origin, sides)]) else []),
         ]
         return "".join(f"{one_line(line)}\n" for line in lines)
@@ -128,7 +125,8 @@ def judgement_of(
 ) -> Judgement:
     """Compare the records of two folders.
 
-    Raises `ValueError` if a folder does not exist, or a name is no target's or no tier's.
+    Raises `ValueError` if a folder does not exist, none has a record of what is not named, or a
+    name is no target's or no tier's.
 
     Parameters
     ----------
@@ -143,10 +141,8 @@ def judgement_of(
     for folder in folders:
         require(folder.is_dir(), f"there are no records: {absence_text(folder, folder)}")
     selections = selected(names, parse_tier(tier).value if tier else None, folders)
-    if not selections:
-        asked = ", ".join(names) or "any target"
-        where = " or ".join(map(str, folders))
-        return Judgement(problems=(f"there is no record of {asked} in {where}",))
+    where = " or ".join(map(str, folders))
+    require(bool(selections), f"there is no record of any target in {where}")
     comparisons = []
     for selection in selections:
         now = side_of(str(new), selection, gather(selection, new, expected))
