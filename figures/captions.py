@@ -26,20 +26,16 @@ def origin(records: Sequence[Record]) -> str:
 
 
 def rollouts(records: Sequence[Record]) -> str:
-    """Return how the rollouts of throughput records were sampled and timed."""
+    """Return how the rollouts of throughput records were sampled and timed, and the adapter."""
     every = (point for record in records for point in record.config["scale"]["points"])
     points = list({point["name"]: point for point in every}.values())
     timed = "timed whole"
     if any(point.get("windows", 0) for point in points):
         timed = "estimated from the prefill and windows of decode steps"
     prompts, tokens = _by_model(points, "prompt_tokens"), _by_model(points, "new_tokens")
-    return f"{tokens} new tokens per row after {prompts} of the prompt, {timed}; random weights"
-
-
-def adapter(records: Sequence[Record]) -> str:
-    """Return `LoRA of rank 32`."""
     ranks = sorted({int(record.config["arm"]["lora_rank"]) for record in records})
-    return f"LoRA of rank {listed(ranks)}"
+    sampled = f"{tokens} new tokens per row after {prompts} of the prompt, {timed}"
+    return f"{sampled}; random weights; LoRA of rank {listed(ranks)}"
 
 
 def _by_model(points: Sequence[Mapping[str, Any]], key: str) -> str:

@@ -259,7 +259,7 @@ def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
     grid[1][0].set_ylabel("times 16-bit LoRA's")
     records = [record for checked in checks for record in checked.evidence.every_record()]
     note = f"{captions.origin(records)}; mean and 95 % interval\n{captions.rollouts(records)}"
-    frame(figure, title, f"{note}; {captions.adapter(records)}", _keys(lines, looks))
+    frame(figure, title, note, _keys(lines, looks))
     return figure
 
 

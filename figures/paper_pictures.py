@@ -276,10 +276,10 @@ def draw(
     width, height = (3.7, 3.3) if curved else (3.3, 1.3 + 0.27 * most)
     figure = new_figure(max(6.4, width * columns), 1.0 + height * rows)
     grid = [*figure.subplots(rows, columns, squeeze=False).flat]
-    ends = _common_ends(drawn) if curved else {}
+    ends = _common_ends(drawn) if curved else (0.0, 0.0)
     for index, (axes, (panel, marks)) in enumerate(zip(grid, drawn, strict=False)):
         if curved:
-            _draw_curves(axes, panel, marks, ends[panel.unit])
+            _draw_curves(axes, panel, marks, ends)
         else:
             _draw_bars(axes, panel, marks)
         if not curved and index % columns and _places(marks) == _places(drawn[index - 1][1]):
@@ -306,14 +306,13 @@ def _places(marks: Sequence[Mark]) -> list[str]:
     return list(dict.fromkeys(mark.place for mark in marks))
 
 
-def _common_ends(drawn: Sequence[tuple[Panel, Sequence[Mark]]]) -> dict[str, tuple[float, float]]:
-    """Return where the y axes of each unit begin and end, the same for all panels."""
-    heights: dict[str, list[float]] = {}
-    for panel, marks in drawn:
-        shown = [mark for mark in marks if not mark.unit.startswith("difference")]
-        values = [y for m in shown for y in (m.y, m.low, m.high) if y is not None]
-        heights.setdefault(panel.unit, []).extend([*panel.y, *values])
-    return {unit: (min(values), max(values)) for unit, values in heights.items()}
+def _common_ends(drawn: Sequence[tuple[Panel, Sequence[Mark]]]) -> tuple[float, float]:
+    """Return where the y axes of panels of curves begin and end, which have one unit."""
+    every = [mark for _, marks in drawn for mark in marks]
+    shown = [mark for mark in every if not mark.unit.startswith("difference")]
+    values = [y for m in shown for y in (m.y, m.low, m.high) if y is not None]
+    values += [end for panel, _ in drawn for end in panel.y]
+    return min(values), max(values)
 
 
 def _head(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:

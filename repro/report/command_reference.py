@@ -23,7 +23,7 @@ def command_rows(parser: argparse.ArgumentParser) -> list[str]:
     commands = [
         {
             "name": name,
-            "help": _sentence(helps[name]),
+            "help": f"{helps[name][:1].upper()}{helps[name][1:]}.",
             "description": one.description or "",
             "positional": " ".join(_arguments(one)),
             "options": [option for option in options[name] if counts[option] < _SEVERAL],
@@ -34,10 +34,6 @@ def command_rows(parser: argparse.ArgumentParser) -> list[str]:
     ]  # fmt: skip
     shared = sorted(option for option, count in counts.items() if count >= _SEVERAL)
     return rendered("commands.md", commands=commands, shared=shared)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _arguments(parser: argparse.ArgumentParser) -> list[str]:

@@ -28,17 +28,11 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def quantity(value: float, unit: str, *, mixed: bool = False) -> str:
+def quantity(value: float, unit: str) -> str:
     """Return a value with its unit: `32.9 GiB (35.3 GB)`, `9.81 s`, `412 ms`.
 
-    Parameters
-    ----------
-    mixed
-        Whether the table has other units beside it; if not, units that its head names once
-        (percent, points, nats, reward) are left out.
+    Units that a table's head names once (percent, points, nats, reward) are left out.
     """
-    if mixed and unit in _NAMED_ONCE:
-        return f"{value:.4g}{_NAMED_ONCE[unit]}"
     if unit == "seconds" and 0 < abs(value) < 0.1:
         return f"{number(value * 1e3)} ms"
     if unit == "bytes" and abs(value) < 2**20:
@@ -81,7 +75,11 @@ def span(values: Iterable[float | None]) -> str:
 
 def bar_text(bar: Expectation, unit: str) -> str:
     """Return the accepted interval of a bar as text: `at least 1.5x`."""
-    low, high = (None if end is None else quantity(end, unit, mixed=True) for end in bar.accept)
+    named = _NAMED_ONCE.get(unit)
+    low, high = (
+        None if end is None else f"{end:.4g}{named}" if named else quantity(end, unit)
+        for end in bar.accept
+    )
     if low is None:
         return f"at most {high}"
     if high is None:

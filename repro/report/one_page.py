@@ -180,17 +180,16 @@ def reports(folder: Path, expected: Path) -> list[Report]:
 def _report(one: Judged, expected: Path) -> Report:
     name = one.path.parent.name
     who = name if _WHO.fullmatch(name) else "no account's name"
-    checked, why = one.checked, one.why
-    if checked is not None:
-        try:
-            with untrusted(one.path):
-                title, summary = _said_of(checked)
-                rows = tuple(statements([checked], expected))
-            summary += f"; {one.elsewhere}" if one.elsewhere else ""
-            return Report(who=who, title=title, summary=summary, checked=checked, rows=rows)
-        except ValueError as error:
-            why = str(error)
-    return Report(who=who, title=one_line(one.path.name), summary=why)
+    if one.checked is None:
+        return Report(who=who, title=one_line(one.path.name), summary=one.why)
+    try:
+        with untrusted(one.path):
+            title, summary = _said_of(one.checked)
+            rows = tuple(statements([one.checked], expected))
+    except ValueError as error:
+        return Report(who=who, title=one_line(one.path.name), summary=str(error))
+    summary += f"; {one.elsewhere}" if one.elsewhere else ""
+    return Report(who=who, title=title, summary=summary, checked=one.checked, rows=rows)
 
 
 def _said_of(checked: Checked) -> tuple[str, str]:

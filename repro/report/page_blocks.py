@@ -18,7 +18,6 @@ from repro.report.readme import answer_rows
 from repro.report.systems import systems_writers
 from repro.report.tidy import rendered
 from repro.report.verdict_words import count_rows
-from repro.spec.whole_files import replace_text
 
 _BLOCK = re.compile(r"(<!-- (\w+):begin [^\n]*-->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
 
@@ -67,9 +66,3 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         return renew_blocks(readme.read_text(encoding="utf-8"), writers)
     except ValueError as error:
         raise ValueError(f"{readme}: {error}") from error
-
-
-def renew_readme(readme: Path, expected: Path) -> None:
-    """Write a file's blocks again, from the blessed records, not from whatever was run last."""
-    replace_text(readme, renewed_readme(readme, expected))
-    print(f"renewed the results in {readme}")  # noqa: T201

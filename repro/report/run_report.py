@@ -88,23 +88,19 @@ def chosen_selections(args: argparse.Namespace, runs: Path) -> list[Selection]:
 def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Checked]:
     """Return the checks that a report is about; `ValueError` where none of them has a record."""
     chosen = chosen_selections(args, runs)
-    selections = with_figures(chosen, args.targets)
-    checks = [check_selection(selection, runs, expected) for selection in selections]
-    lacking = [checked.lacking for checked in checks if checked.lacking]
-    require(len(lacking) < len(checks), "; ".join(lacking[: len(chosen)]))
-    return checks
-
-
-def with_figures(chosen: list[Selection], names: list[str]) -> list[Selection]:
-    """Add to the selections the figures that read the same, unchanged, runs."""
     known = {(item.target.name, item.tier) for item in chosen}
-    return chosen + [
+    # Beside targets that are named, the figures that read the same, unchanged, runs.
+    figures = [
         Selection(target=target, source=item.source, tier=item.tier)
-        for item in (chosen if names else [])
+        for item in (chosen if args.targets else [])
         if item.target is item.source
         for target in TARGETS
         if target.records_of == item.source.name and (target.name, item.tier) not in known
     ]
+    checks = [check_selection(selection, runs, expected) for selection in [*chosen, *figures]]
+    lacking = [checked.lacking for checked in checks if checked.lacking]
+    require(len(lacking) < len(checks), "; ".join(lacking[: len(chosen)]))
+    return checks
 
 
 def require_read(args: argparse.Namespace) -> None:
@@ -132,9 +128,11 @@ def main_report(args: argparse.Namespace) -> int:
     runs = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     if args.readme:
-        from repro.report.page_blocks import renew_readme
+        from repro.report.page_blocks import renewed_readme
 
-        renew_readme(Path(args.readme), expected)
+        # From the blessed records, not from whatever was run last.
+        replace_text(Path(args.readme), renewed_readme(Path(args.readme), expected))
+        print(f"renewed the results in {args.readme}")  # noqa: T201
         return 0
     if args.html:
         from repro.report.one_page import REPORTED, page_text, reports

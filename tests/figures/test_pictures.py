@@ -116,7 +116,7 @@ def test_a_note_names_seeds_device_commit_and_protocol(checks_of):
     assert captions.origin(records[:9]).startswith("4 to 5 seeds per arm")
     assert captions.rollouts(records) == (
         "256 (192 at 14B, 32B) new tokens per row after 256 of the prompt, timed whole; "
-        "random weights"
+        "random weights; LoRA of rank 32"
     )
 
 
