@@ -10,13 +10,8 @@ from repro.evidence.origins import CHANGED, commits_of, is_changed, seeds_text
 from repro.evidence.record import Record
 from repro.evidence.verdicts.expectation import Expectation
 
-# What a unit is printed in: its sign, and how many of the unit make one of these.
-_PRINTED = {
-    "bytes": ("GiB", 2.0**30),
-    "seconds": ("s", 1.0),
-    "tokens per second": ("tokens/s", 1.0),
-    "ratio": ("x", 1.0),
-}
+# A unit's sign as it follows a number; bytes are printed in 2^30 of them.
+_SIGNS = {"bytes": " GiB", "seconds": " s", "tokens per second": " tokens/s", "ratio": "x"}
 # Units that a table's head names once, and that a table of mixed units writes in each cell.
 _NAMED_ONCE = {"percent": " %", "nats": " nats", "rows": " rows"}
 
@@ -41,7 +36,7 @@ def quantity(value: float, unit: str) -> str:
         return f"{number(value / 2**30)} GiB ({number(value / 1e9)} GB)"
     if unit == "tokens per second":
         return f"{value:,.0f} tokens/s"
-    return f"{number(value)}{_sign(unit)}"
+    return f"{number(value)}{_SIGNS.get(unit, '')}"
 
 
 def cell_text(values: Sequence[float], *, n: bool = True, unit: str = "") -> str:
@@ -52,16 +47,10 @@ def cell_text(values: Sequence[float], *, n: bool = True, unit: str = "") -> str
     count = f" (n = {interval.n})" if n else ""
     if interval.high is None:
         return f"{quantity(interval.value, unit)}{count}"
-    size = _PRINTED.get(unit, ("", 1.0))[1]
+    size = 2.0**30 if unit == "bytes" else 1.0
     mean, half = interval.value / size, (interval.high - interval.value) / size
     digits = f"{half:.1f}" if abs(mean) >= 10 or mean == 0 else f"{half:.2g}"
-    return f"{number(mean)} ± {digits}{_sign(unit)}{count}"
-
-
-def _sign(unit: str) -> str:
-    """Return a unit's sign as it follows a number: ` s`, `x`, nothing."""
-    sign = _PRINTED.get(unit, ("", 1.0))[0]
-    return sign if sign in ("", "x") else f" {sign}"
+    return f"{number(mean)} ± {digits}{_SIGNS.get(unit, '')}{count}"
 
 
 def span(values: Iterable[float | None]) -> str:

@@ -210,10 +210,9 @@ def reported_rows(folder: Path, expected: Path) -> list[str]:
     sent = reports(folder, expected)
     if not sent:
         return ["Nobody has sent one yet."]
-    rows = [[_as_text(cell) for cell in (one.who, one.title, one.summary)] for one in sent]
+    # A stranger's text, escaped so that Markdown shows it literally.
+    rows = [
+        [_MARKS.sub(r"\\\1", plain(cell)) for cell in (one.who, one.title, one.summary)]
+        for one in sent
+    ]
     return table(["reported by", "what", "verdicts"], rows)
-
-
-def _as_text(text: str) -> str:
-    """Return text from a stranger's bundle, escaped so that Markdown shows it literally."""
-    return _MARKS.sub(r"\\\1", plain(text))
