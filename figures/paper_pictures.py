@@ -96,13 +96,14 @@ def marks_of(name: str, found: Found, expected: Path) -> list[list[Mark]]:
     known = {row for panel in panels for series in panel.series for row in series.rows}
     drawn = []
     for panel in panels:
+        groups = [[found[one] for one in names.split() if one in found] for names in panel.runs]
         files = panel.files or (name,)
         cells = [c for f in files for c in every_cell(expected, f) if _belongs(c, panel, f)]
         if panel.series:
             printed = [mark for cell in cells for mark in _points(panel, cell, known)]
-            drawn.append([*_lines(panel, found), *printed])
+            drawn.append([*_lines(panel, groups), *printed])
         else:
-            drawn.append(_bars(panel, cells, found, expected))
+            drawn.append(_bars(panel, cells, groups, expected))
     return drawn
 
 
@@ -133,16 +134,11 @@ def _points(panel: Panel, cell: PaperCell, known: set[str]) -> Iterator[Mark]:
                    origin=f"{cell.place} ({cell.confidence})")  # fmt: skip
 
 
-def _groups(panel: Panel, found: Found) -> Iterator[list[Checked]]:
-    for group in panel.runs:
-        yield [found[name] for name in group.split() if name in found]
-
-
-def _lines(panel: Panel, found: Found) -> list[Mark]:
+def _lines(panel: Panel, groups: Sequence[Sequence[Checked]]) -> list[Mark]:
     """Return the curves of the first targets that have any."""
     if panel.metric == "sigma":
         return [mark for series in panel.series for mark in _schedule(panel, series)]
-    for checks in _groups(panel, found):
+    for checks in groups:
         marks = [
             Mark(panel=panel.title, series=series.name, source="here", model=_model(checked),
                  x=point.place, y=point.mean.value, low=point.mean.low, high=point.mean.high,
@@ -186,17 +182,19 @@ def _origin(checked: Checked, arm: str) -> str:
     return f"{checked.selection.target.name} {arm} {checked.evidence.device}"
 
 
-def _bars(panel: Panel, cells: Sequence[PaperCell], found: Found, expected: Path) -> list[Mark]:
+def _bars(
+    panel: Panel, cells: Sequence[PaperCell], groups: Sequence[Sequence[Checked]], expected: Path
+) -> list[Mark]:
     """Return for each cell this suite's mark and, of the paper's models, the paper's."""
     if panel.files:
         ranked = {(int(c.column.rpartition(" ")[2]), c.arm): c for c in cells}
         cells = [dataclasses.replace(c, row=METHODS[c.arm]) for _, c in sorted(ranked.items())]
-    groups = [
+    drawn = [
         [mark for cell in cells for mark in _bar(panel, cell, checks, expected)]
-        for checks in _groups(panel, found)
+        for checks in groups
     ]
     # The first of those with the most arms measured.
-    best = max(groups, key=_measured_marks, default=[])
+    best = max(drawn, key=_measured_marks, default=[])
     return best if panel.model or _measured_marks(best) else []
 
 

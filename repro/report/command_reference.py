@@ -10,9 +10,6 @@ from collections import Counter
 
 from repro.report.tidy import rendered
 
-# How many commands have an option before it is listed apart.
-_SEVERAL = 2
-
 
 def command_rows(parser: argparse.ArgumentParser) -> list[str]:
     """Return the commands of a parser with their options, as lines of Markdown."""
@@ -26,13 +23,13 @@ def command_rows(parser: argparse.ArgumentParser) -> list[str]:
             "help": f"{helps[name][:1].upper()}{helps[name][1:]}.",
             "description": one.description or "",
             "positional": " ".join(_arguments(one)),
-            "options": [option for option in options[name] if counts[option] < _SEVERAL],
+            "options": [option for option in options[name] if counts[option] == 1],
             "shared": [o.partition("`")[2].split("`")[0].split(" ")[0]
-                       for o in options[name] if counts[o] >= _SEVERAL],
+                       for o in options[name] if counts[o] > 1],
         }
         for name, one in group.choices.items()
     ]  # fmt: skip
-    shared = sorted(option for option, count in counts.items() if count >= _SEVERAL)
+    shared = sorted(option for option, count in counts.items() if count > 1)
     return rendered("commands.md", commands=commands, shared=shared)
 
 

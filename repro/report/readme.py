@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from repro.evidence.origins import grouped_by
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import cell_text, device_heads, quantity, span
@@ -108,13 +109,11 @@ def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
 
 def answer_lines(found: Sequence[Answer], absent: str = NOT_TESTED) -> dict[str, list[str]]:
     """Return the claims as sentences by their plain verdict, without records by `absent`."""
-    lines: dict[str, list[str]] = {}
-    for word in PLAIN_WORDS:
-        for item in found:
-            if item.word.split(",")[0] == word:
-                named = absent if word == NOT_TESTED else item.word
-                lines.setdefault(named, []).append(f"{item.asked['text']}.")
-    return lines
+    ordered = sorted(found, key=lambda item: PLAIN_WORDS.index(item.word.split(",")[0]))
+    groups = grouped_by(
+        ordered, lambda item: absent if item.word.startswith(NOT_TESTED) else item.word
+    )
+    return {word: [f"{item.asked['text']}." for item in of] for word, of in groups.items()}
 
 
 def _beside_folded(measured: Measured, checks: Checks, *names: str, ending: str = "") -> Measured:
