@@ -44,7 +44,7 @@ from repro.measure.step_metrics import (
     way_of,
 )
 from repro.measure.step_training import parameter_image, timed_step, training_of, warm_up
-from repro.models.loading import projections_by_format
+from repro.models.loading import linears_of
 from repro.models.lora import adapter_layers
 from repro.models.memory_plan import (
     CONTEXT_BYTES,
@@ -300,7 +300,7 @@ def _facts(
         generated_tokens=waves * generated,
         preemptions=statistics.preemptions,
         weight_bytes=weight_bytes(planned),
-        linears=linears_of(policy),
+        linears=linears_of(policy.decoder),
         adapter_modules=len(dict(adapter_layers(policy.model))),
         parameters_trainable=sum(p.numel() for p in trainable_parameters(policy).values()),
     )
@@ -333,9 +333,3 @@ def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
         ignore_end=True,
         keeps_cache=planned.keep_cache,
     )
-
-
-def linears_of(policy: Policy) -> dict[str, int]:
-    """Return how many projections there really are of each format."""
-    formats = projections_by_format(policy.decoder)
-    return {kind: len(names) for kind, names in formats.items()}

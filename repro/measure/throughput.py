@@ -39,9 +39,9 @@ from repro.evidence.procedure import Measured, RunContext
 from repro.measure.device_state import is_out_of_memory, needs_by_allocator, release, require_clean
 from repro.measure.rollout_cells import Repeat, random_prompts, time_batch, time_host_share
 from repro.measure.rollout_plan import cell_of, not_fitting
-from repro.measure.step_measure import linears_of
 from repro.measure.vllm_rollout import VllmEngine
 from repro.models.divergence import compared
+from repro.models.loading import linears_of
 from repro.models.lora import adapter_layers, fold_adapter, folding_loss
 from repro.models.policy import Policy, device_bytes
 from repro.models.random_policy import random_policy
@@ -254,7 +254,7 @@ def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Produc
 
 def _count(policy: Policy, facts: Facts) -> None:
     """Count the model's linear layers, and those that an adapter changes: B is not zero."""
-    for kind, count in linears_of(policy).items():
+    for kind, count in linears_of(policy.decoder).items():
         facts["linears"][kind] = facts["linears"].get(kind, 0) + count
     adapters = [layer.adapter() for _, layer in adapter_layers(policy.model)]
     facts["adapter_modules"] += sum(bool(B.any()) for _, B, _ in adapters)

@@ -227,11 +227,8 @@ def write_quantized(
             raise CheckpointError(f"{source_path} is quantised already, to {stored}")
         model, source = build_on_meta(config), open_weights(source_path, config)
         require_same_names(model, source, None)
-        temporary.mkdir()
-        copy_files(source_path, temporary)
         scales = SharedScales(source, default_recipe(source_path, weight_format))
         tensors = _quantised(source, model, scales, weight_format, torch.device(device))
-        shards = write_shards(temporary, tensors, max_shard_bytes)
         made = {
             "algorithm": "rtn",  # round to nearest, no data
             "recipe": scales.recipe,
@@ -242,7 +239,7 @@ def write_quantized(
             "source_sha256": digest_of_files([source_path / "config.json", *source.files()]),
         }
         quantization = stored_layouts.quantization_config(weight_format)
-        write_description(source_path, temporary, shards, quantization, made)
+        write_folder(source_path, temporary, tensors, quantization, made, max_shard_bytes)
     return out
 
 
@@ -314,22 +311,24 @@ def copy_files(source: Path, target: Path, patterns: Iterable[str] = _SMALL_PATT
             shutil.copyfile(path, place)
 
 
-def write_description(
+def write_folder(
     source: Path,
     target: Path,
-    shards: dict[str, str],
+    tensors: Iterable[tuple[str, Tensor]],
     quantization: dict[str, Any] | None,
     made: dict[str, Any],
+    max_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> None:
-    """Write a folder's config, as its source's, and its manifest.
+    """Write a new folder: shards, config and small files as its source's, and its manifest.
 
     Parameters
     ----------
-    shards
-        SHA-256 by name.
     quantization
         The config's `quantization_config`; None for 16 bits.
     """
+    target.mkdir()
+    copy_files(source, target)
+    shards = write_shards(target, tensors, max_bytes)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     for key in ("torch_dtype", "quantization_config"):
         config.pop(key, None)

@@ -44,15 +44,12 @@ LINEARS: Final = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-ATTENTION_PROJECTIONS: Final = (*LINEARS["qkv"], *LINEARS["o"])
-MLP_PROJECTIONS: Final = (*LINEARS["gate_up"], *LINEARS["down"])
-PROJECTIONS: Final = (*ATTENTION_PROJECTIONS, *MLP_PROJECTIONS)
-FUSED: Final = (LINEARS["qkv"], LINEARS["gate_up"])
+PROJECTIONS: Final = tuple(leaf for group in LINEARS.values() for leaf in group)
 BLOCK_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
 # Of each of these norms, the projections that read its output.
 READERS: Final = {
-    norm: tuple(f"{parent}.{leaf}" for leaf in leaves)
-    for norm, parent, leaves in zip(BLOCK_NORMS, ("self_attn", "mlp"), FUSED, strict=True)
+    "input_layernorm": tuple(f"self_attn.{leaf}" for leaf in LINEARS["qkv"]),
+    "post_attention_layernorm": tuple(f"mlp.{leaf}" for leaf in LINEARS["gate_up"]),
 }
 # Fields of a config that count something, with bounds far beyond any model's.
 SIZES: Final = {"num_hidden_layers": 10_000} | dict.fromkeys(
@@ -64,7 +61,7 @@ SIZES: Final = {"num_hidden_layers": 10_000} | dict.fromkeys(
 )
 
 _PROJECTION = re.compile(
-    r"^(?P<parent>model\.layers\.\d+\.(?:self_attn|mlp))\.(?P<leaf>" + "|".join(PROJECTIONS) + r")$"
+    r"^model\.layers\.\d+\.(?:self_attn|mlp)\.(?:" + "|".join(PROJECTIONS) + r")$"
 )
 
 
@@ -73,28 +70,11 @@ def is_projection(module_name: str) -> bool:
     return _PROJECTION.match(module_name) is not None
 
 
-def fused_members(module_name: str) -> tuple[str, ...]:
+def fused_members(projection: str) -> tuple[str, ...]:
     """Return the projections that share a projection's global scale, itself among them."""
-    match = _PROJECTION.match(module_name)
-    if match is None:
-        raise ValueError(
-            f"{module_name} is not a projection; projections are model.layers.<i>.self_attn."
-            f"{{{','.join(ATTENTION_PROJECTIONS)}}} and .mlp.{{{','.join(MLP_PROJECTIONS)}}}"
-        )
-    for group in FUSED:
-        if match["leaf"] in group:
-            return tuple(f"{match['parent']}.{leaf}" for leaf in group)
-    return (module_name,)
-
-
-def projection_names(num_layers: int) -> list[str]:
-    """Return the names of all projections of a decoder of `num_layers`, layer by layer."""
-    return [
-        f"model.layers.{layer}.{parent}.{leaf}"
-        for layer in range(num_layers)
-        for parent, leaves in (("self_attn", ATTENTION_PROJECTIONS), ("mlp", MLP_PROJECTIONS))
-        for leaf in leaves
-    ]
+    parent, _, leaf = projection.rpartition(".")
+    group = next(leaves for leaves in LINEARS.values() if leaf in leaves)
+    return tuple(f"{parent}.{own}" for own in group)
 
 
 def require_supported(values: Mapping[str, Any], where: object) -> None:

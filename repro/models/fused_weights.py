@@ -33,12 +33,11 @@ _LOST = ("lost_blocks", "lost_codes", "lost_scales")
 
 
 @torch.no_grad()
-def fuse_projections(model: nn.Module, dtype: torch.dtype) -> int:
+def fuse_projections(model: nn.Module, dtype: torch.dtype) -> None:
     """Make the 4-bit projections of a decoder views of one matrix per input, on a GPU.
 
-    Works with and without an adapter; `dtype` is that of the activations. Returns the number of
-    projections that now are: all of them on a device whose kernels serve and whose group's scales
-    agree, else 0.
+    Works with and without an adapter; `dtype` is that of the activations. Nothing is changed on a
+    device without kernels for that, or where a group's scales differ.
     """
     decoder = causal_lm(model)
     layers = {
@@ -47,15 +46,12 @@ def fuse_projections(model: nn.Module, dtype: torch.dtype) -> int:
         if isinstance(module, QuantizedLinear)
     }
     groups = dict.fromkeys(fused_members(name) for name in layers if is_projection(name))
-    count = 0
     for members in groups:
         group = [layers[name] for name in members]
         packs = dispatch.reads_packed(group[0].device, dtype)
         if (packs or dispatch.fuses_codes(group[0].device, dtype)) and _can_fuse(group):
             fused = fuse([layer.codes() for layer in group])
             share(group, pack(fused) if packs else fused)
-            count += len(group)
-    return count
 
 
 def _can_fuse(group: Sequence[QuantizedLinear]) -> bool:
@@ -83,7 +79,7 @@ def share(layers: Sequence[QuantizedLinear], fused: PackedWeight | QuantizedWeig
         whole = dataclasses.replace(fused, extras=kept)
     for layer in layers:
         end = at + layer.out_features
-        layer.take(_rows(fused, at, end), whole)
+        layer.weight, layer.fused = _rows(fused, at, end), whole
         at = end
 
 
@@ -128,9 +124,9 @@ def side_by_side(weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def fused_bias(biases: Sequence[nn.Parameter | None], below: int = 0) -> Tensor | None:
     """Return the biases concatenated, followed by `below` zeros; None if there are none."""
-    if all(bias is None for bias in biases):
-        return None
     present = [bias for bias in biases if bias is not None]
+    if not present:
+        return None
     if len(present) != len(biases):
         raise ValueError("some of the fused projections have a bias and some have none")
     zeros = present[0].new_zeros(below)

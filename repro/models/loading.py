@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -284,15 +285,14 @@ def put_parameters(
     decoder.model.rotary_emb.to(decoder.model.embed_tokens.weight.device)
 
 
-def projections_by_format(decoder: nn.Module) -> dict[str, list[str]]:
-    """Return the projections, adapted or not, as they are now, whatever was requested."""
-    by_format: dict[str, list[str]] = {}
+def linears_of(decoder: nn.Module) -> dict[str, int]:
+    """Return how many projections, adapted or not, there are now of each format."""
+    counts = Counter[str]()
     for name, module in decoder.named_modules():
         if is_projection(name):
             base = getattr(module, "base_layer", module)  # of an adapted one
-            kind = base.weight_format if isinstance(base, QuantizedLinear) else "bf16"
-            by_format.setdefault(kind, []).append(name)
-    return by_format
+            counts[base.weight_format if isinstance(base, QuantizedLinear) else "bf16"] += 1
+    return dict(counts)
 
 
 class SharedScales:

@@ -452,13 +452,12 @@ class TrainingMemory:
         return fit_update(self.step, room, kept=0 if full else None, most=most)
 
     def served_share(self, device_bytes: int) -> float:
-        """Return the part of a device that vLLM takes: what is served, and the cache."""
-        return (self.served + self.cache(device_bytes)) / device_bytes
+        """Return the part of a device that vLLM takes: what is served, and the cache.
 
-    def cache(self, device_bytes: int) -> int:
-        """Return the bytes of the cache: room for all slots, or what the device has for it."""
+        The cache has room for all slots, or takes what the device has for it.
+        """
         beyond = _beyond_cap(self.step, device_bytes - self.served)
-        return plan_memory(self.step).rollout["cache"] - beyond
+        return (self.served + plan_memory(self.step).rollout["cache"] - beyond) / device_bytes
 
     def peak(self, device_bytes: int | None) -> int:
         """Return the planned peak; without a device, of all rows at once."""

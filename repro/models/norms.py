@@ -71,16 +71,13 @@ class PerturbableRMSNorm(nn.Module):
 def wrap_norms(model: nn.Module) -> list[str]:
     """Replace both norms of every block and the final norm by `PerturbableRMSNorm`; return names.
 
-    Raises `AttributeError` when a norm is missing, and `ValueError` when all are wrapped already.
+    Raises `AttributeError` when a norm is missing.
     """
     decoder = causal_lm(model)
-    norms = {name: decoder.get_submodule(name) for name in [*_block_norm_names(decoder), _FINAL]}
-    left = [name for name, norm in norms.items() if not isinstance(norm, PerturbableRMSNorm)]
-    if not left:
-        raise ValueError(f"{type(decoder).__name__}: no norm left to wrap")
-    for name in left:
-        decoder.set_submodule(name, PerturbableRMSNorm(norms[name]))
-    return left
+    names = [*_block_norm_names(decoder), _FINAL]
+    for name in names:
+        decoder.set_submodule(name, PerturbableRMSNorm(decoder.get_submodule(name)))
+    return names
 
 
 def block_norms(model: nn.Module) -> dict[str, PerturbableRMSNorm]:

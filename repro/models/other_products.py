@@ -18,7 +18,7 @@ Easy mistakes
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from typing import Any, cast
 
 import torch
@@ -29,6 +29,7 @@ from kernels import dispatch, reference
 from kernels.formats import QuantizedWeight
 from repro.models.decoder import causal_lm
 from repro.models.quantized_linear import Product, QuantizedLinear
+from repro.spec.step_scale import Linears
 
 _NF4_BLOCK = 64
 
@@ -57,17 +58,13 @@ def bitsandbytes_product(library: Any, dense: Tensor) -> Product:
 
 def missing_library(linears: str) -> str | None:
     """Return a sentence saying what a way of multiplying lacks on this machine, or None."""
-    if linears != "bitsandbytes":
+    if linears != "bitsandbytes" or importlib.util.find_spec("bitsandbytes") is not None:
         return None
-    try:
-        importlib.import_module("bitsandbytes")
-    except ImportError:
-        return "needs the package bitsandbytes, which is not installed"
-    return None
+    return "needs the package bitsandbytes, which is not installed"
 
 
-def take_products(model: nn.Module, linears: str, dtype: torch.dtype) -> int:
-    """Let every 4-bit projection of `model` multiply as `linears` says; return how many do.
+def take_products(model: nn.Module, linears: Linears, dtype: torch.dtype) -> None:
+    """Let every 4-bit projection of `model` multiply as `linears` says.
 
     Parameters
     ----------
@@ -75,30 +72,14 @@ def take_products(model: nn.Module, linears: str, dtype: torch.dtype) -> int:
         `kernels` changes nothing; see the module docstring for the others.
     dtype
         Of the activations.
-
-    Raises
-    ------
-    ValueError
-        When there is no such way, or nothing that it could apply to.
-    RuntimeError
-        When its library is not installed.
     """
-    if linears == "kernels":
-        return 0
-    if linears not in ("dequantised", "bitsandbytes"):
-        raise ValueError(f"linears is {linears!r}; known are kernels, dequantised, bitsandbytes")
-    lacking = missing_library(linears)
-    if lacking is not None:
-        raise RuntimeError(f"linears {linears} {lacking}")
     layers = [one for one in causal_lm(model).modules() if isinstance(one, QuantizedLinear)]
-    if not layers:
-        raise ValueError(f"linears {linears}: the model has no 4-bit projection")
-    for layer in layers:
+    for layer in layers if linears != "kernels" else ():
         codes = layer.codes()
         if linears == "dequantised":
             layer.product = dequantised_every_pass(codes)
         else:
             library = importlib.import_module("bitsandbytes")
             layer.product = bitsandbytes_product(library, dispatch.dequantize(codes, dtype))
-            layer.give_up_codes()
-    return len(layers)
+            # The weight's shape and format alone stay, once `product` holds its values.
+            layer.weight, layer.fused = codes.to("meta"), None

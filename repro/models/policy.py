@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from repro.models import checkpoint as checkpoints
-from repro.models.decoder import causal_lm, projection_names
+from repro.models.decoder import PROJECTIONS, causal_lm
 from repro.models.files.gguf_files import made_of
 from repro.models.files.tensor_files import CheckpointError, TensorFile, read_object
 from repro.models.fused_weights import fuse_projections
@@ -46,8 +46,8 @@ from repro.models.loading import (
     build_on_meta,
     default_recipe,
     fill,
+    linears_of,
     open_weights,
-    projections_by_format,
     read_description,
 )
 from repro.models.lora import adapter_layers, attach_adapter
@@ -61,11 +61,7 @@ from repro.spec.checks import check_value, require, shown, unknown
 from repro.spec.facts import Facts
 from repro.spec.tier import usable_bytes
 
-COMPUTE_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(slots=True)
@@ -233,10 +229,11 @@ def _load_base(
         device=device,
         recipe=recipe,
     )
-    linears = projections_by_format(model)
-    _require_all_projections(model, linears.get(weight_format, []), weight_format)
+    linears = linears_of(model)
+    needed = {weight_format: len(PROJECTIONS) * description.config.num_hidden_layers}
+    require(linears == needed, f"projections by format are {linears}; the config has {needed}")
     facts = Facts(
-        linears={name: len(projections) for name, projections in linears.items()},
+        linears=linears,
         recipe=recipe if errors else None,
         relative_weight_error_mean=sum(errors.values()) / len(errors) if errors else None,
         norms_wrapped=len(wrap_norms(model)),
@@ -266,7 +263,8 @@ def resolve_dtype(compute_dtype: str | torch.dtype) -> torch.dtype:
     """Return the torch dtype of a compute dtype's name."""
     name = str(compute_dtype).removeprefix("torch.")
     require(name in COMPUTE_DTYPES, unknown("compute_dtype", list(COMPUTE_DTYPES), name))
-    return COMPUTE_DTYPES[name]
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def device_named(named: str | None) -> str:
@@ -364,16 +362,6 @@ def _require_arguments(weight_format: str, training: str, norms_trained: bool) -
     if norms_trained and training != "lora":
         raise ValueError(
             f"norms_trained adds norm gains to LoRA's parameters; training is {training!r}"
-        )
-
-
-def _require_all_projections(model: nn.Module, filled: list[str], weight_format: str) -> None:
-    expected = projection_names(len(cast(nn.ModuleList, model.get_submodule("model.layers"))))
-    odd = sorted({*expected} ^ {*filled})
-    if odd:
-        raise ValueError(
-            f"{len(filled)} projections are {weight_format}; the config has {len(expected)} "
-            f"(first that differs: {odd[0]})"
         )
 
 

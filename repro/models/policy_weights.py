@@ -22,31 +22,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from repro.models.decoder import BLOCK_NORMS, LINEARS
+from repro.models.decoder import LINEARS
 from repro.models.fused_weights import fused_bias
 from repro.models.lora import base_linear, effective_weight
-from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
+from repro.models.norms import PerturbableRMSNorm, final_norm
 
 if TYPE_CHECKING:
     from repro.models.policy import Policy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Projection:
-    """A dense matrix (N, K) with its adapter merged, and its bias, (N,) or None."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return (M, N) of x (M, K)."""
-        return functional.linear(x, self.weight, self.bias)
+# Returns (M, N) of x (M, K), by a dense matrix with its adapter merged, and its bias.
+Projection = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,15 +98,11 @@ def policy_weights(policy: Policy) -> PolicyWeights:
     """Return the policy's weights as they are now, adapters merged."""
     decoder: Any = policy.decoder
     config, first = decoder.config, decoder.model.layers[0]
-    norms = block_norms(decoder)
     embedding = decoder.model.embed_tokens.weight.detach().float()
     tied = decoder.lm_head.weight is decoder.model.embed_tokens.weight
     return PolicyWeights(
         embedding=embedding,
-        layers=tuple(
-            _layer(block, [norms[f"model.layers.{number}.{name}"] for name in BLOCK_NORMS], config)
-            for number, block in enumerate(decoder.model.layers)
-        ),
+        layers=tuple(_layer(block, config) for block in decoder.model.layers),
         final_norm=final_norm(decoder),
         lm_head=embedding if tied else decoder.lm_head.weight.detach().float(),
         rotary=decoder.model.rotary_emb,
@@ -125,7 +114,7 @@ def policy_weights(policy: Policy) -> PolicyWeights:
     )
 
 
-def _layer(block: Any, norms: list[PerturbableRMSNorm], config: Any) -> LayerWeights:
+def _layer(block: Any, config: Any) -> LayerWeights:
     attention = block.self_attn
     head_gain = None
     if hasattr(attention, "q_norm"):
@@ -137,7 +126,12 @@ def _layer(block: Any, norms: list[PerturbableRMSNorm], config: Any) -> LayerWei
             [norm.weight.detach().float().expand(count, -1) for norm, count in heads]
         )
     parts = {name: _fused(block, leaves) for name, leaves in LINEARS.items()}
-    return LayerWeights(input_norm=norms[0], post_norm=norms[1], head_gain=head_gain, **parts)
+    return LayerWeights(
+        input_norm=block.input_layernorm,
+        post_norm=block.post_attention_layernorm,
+        head_gain=head_gain,
+        **parts,
+    )
 
 
 def _fused(block: Any, leaves: tuple[str, ...]) -> Projection:
@@ -145,7 +139,8 @@ def _fused(block: Any, leaves: tuple[str, ...]) -> Projection:
     modules = dict(block.self_attn.named_children()) | dict(block.mlp.named_children())
     linears = [modules[leaf] for leaf in leaves]
     bias = fused_bias([base_linear(linear).bias for linear in linears])
-    return Projection(
+    return partial(
+        functional.linear,
         weight=torch.cat([effective_weight(linear) for linear in linears]),
         bias=None if bias is None else bias.float(),
     )

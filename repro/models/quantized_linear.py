@@ -17,7 +17,6 @@ Easy mistakes
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +33,9 @@ Product = Callable[[Tensor, Tensor | None], Tensor]
 class QuantizedLinear(nn.Module):
     """Frozen linear layer over the codes and scales of an (N, K) weight.
 
-    The bias, (N,) or None, keeps its dtype. `fused` is the matrix, if any, of which the weight is
-    a view. `product` multiplies instead of `kernels.dispatch` where it is not None
-    (`repro.models.other_products`).
+    `weight` is codes and scales, or the same as the kernels keep them; `fused` is the matrix, if
+    any, of which it is a view. The bias, (N,) or None, keeps its dtype. `product` multiplies
+    instead of `kernels.dispatch` where it is not None (`repro.models.other_products`).
     """
 
     def __init__(self, weight: QuantizedWeight, bias: nn.Parameter | None) -> None:
@@ -45,66 +44,48 @@ class QuantizedLinear(nn.Module):
         if bias is not None and bias.shape != (N,):
             raise ValueError(f"bias has shape {tuple(bias.shape)}; the weight needs ({N},)")
         self.out_features, self.in_features = N, K
-        self._weight: QuantizedWeight | PackedWeight = weight
+        self.weight: QuantizedWeight | PackedWeight = weight
         self.fused: PackedWeight | QuantizedWeight | None = None
         self.product: Product | None = None
         self.bias: nn.Parameter | None
         self.register_parameter("bias", bias)
 
-    @property
-    def weight(self) -> QuantizedWeight:
-        """The codes and scales; after `take` as the kernels keep them."""
-        return cast(QuantizedWeight, self._weight)
-
     def codes(self) -> QuantizedWeight:
         """Return codes and scales in the checkpoint's layout, rebuilt (exactly) if packed."""
-        weight = self._weight
-        return unpack(weight) if isinstance(weight, PackedWeight) else weight
-
-    def take(
-        self, weight: PackedWeight | QuantizedWeight, fused: PackedWeight | QuantizedWeight
-    ) -> None:
-        """Keep, in place of the codes, the same weight as a view of rows of `fused`."""
-        self._weight, self.fused = weight, fused
-
-    def give_up_codes(self) -> None:
-        """Keep the weight's shape and format alone, once `product` holds its values."""
-        if self.product is None:
-            raise ValueError("only a layer with a product of its own can give up its codes")
-        self._weight, self.fused = self.codes().to("meta"), None
+        return unpack(self.weight) if isinstance(self.weight, PackedWeight) else self.weight
 
     @property
     def qweight(self) -> Tensor:
         """The packed codes, under the name by which peft finds a quantised base's device."""
-        weight = self._weight
+        weight = self.weight
         return weight.packs if isinstance(weight, PackedWeight) else weight.codes
 
     @property
     def weight_format(self) -> str:
         """`nvfp4`, `mxfp4` or `nf4`."""
-        return self._weight.format
+        return self.weight.format
 
     @property
     def device(self) -> torch.device:
         """Where the codes are."""
-        return self._weight.device
+        return self.weight.device
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b, (..., N), in x's dtype."""
         if self.product is not None:
             return self.product(x, self.bias)
-        return dispatch.linear(x, self._weight, self.bias)
+        return dispatch.linear(x, self.weight, self.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
         # Codes are integers, so `fn` moves them without a cast; the scales follow their device.
         device = fn(self.qweight[:0]).device
         if device != self.device:
-            if isinstance(self._weight, PackedWeight):
+            if isinstance(self.weight, PackedWeight):
                 raise TypeError(
                     f"the packed weight is part of a fused matrix on {self.device}; it cannot go "
                     f"to {device}"
                 )
-            self._weight, self.fused = self._weight.to(device), None
+            self.weight, self.fused = self.weight.to(device), None
         super()._apply(fn, recurse)
         return self
 

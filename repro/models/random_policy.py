@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from kernels.formats import FORMATS, QuantizedWeight
 from repro.models.fused_weights import fuse_projections
-from repro.models.loading import build_on_meta, projections_by_format, put_parameters
+from repro.models.loading import build_on_meta, linears_of, put_parameters
 from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import wrap_norms
 from repro.models.policy import Policy, base_bytes, resolve_dtype, set_trainable
@@ -100,8 +100,7 @@ def random_policy(
 
     put_parameters(model, value_of, codes_of if weight_format != "bf16" else None)
     wrap_norms(model)
-    linears = {kind: len(names) for kind, names in projections_by_format(model).items()}
-    facts = Facts(linears=linears, base_bytes=base_bytes(model))
+    facts = Facts(linears=linears_of(model), base_bytes=base_bytes(model))
     fuse_projections(model, dtype)
     adapted: nn.Module = model
     if lora_rank:

@@ -161,7 +161,13 @@ def save_adapter(
     if base is None and policy.folder is not None:
         base, revision = named_base(policy.checkpoint, policy.folder)
     origin = {"base_model_name_or_path": base, "revision": revision}
-    config = _config_values(policy, norms=norms) | origin | {"inference_mode": True}
+    settings = cast(PeftModel, policy.model).peft_config[ADAPTER_NAME].to_dict()
+    config = {
+        key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()
+    }
+    if norms and policy.facts["norms_trained"]:
+        config["modules_to_save"] = list(BLOCK_NORMS)
+    config |= origin | {"inference_mode": True}
     write_tensors(path / TENSORS, tensors)
     write_json(path / CONFIG, config)
     own = {"weight_format": policy.weight_format, "order": policy.facts.get("order")}
@@ -170,17 +176,6 @@ def save_adapter(
         own["rounding"] = {key: planted[key] for key in ("format", "factor")}
     write_json(path / ORIGIN, origin | own)
     return path
-
-
-def _config_values(policy: Policy, *, norms: bool) -> dict[str, object]:
-    config = cast(PeftModel, policy.model).peft_config[ADAPTER_NAME]
-    values = {
-        key: sorted(value) if isinstance(value, set) else value
-        for key, value in config.to_dict().items()
-    }
-    if norms and policy.facts["norms_trained"]:
-        values["modules_to_save"] = list(BLOCK_NORMS)
-    return values
 
 
 def read_adapter(folder: str | Path) -> StoredAdapter:
@@ -267,7 +262,7 @@ def load_adapted(
     compute_dtype: str | torch.dtype = "float32",
     device: str | torch.device = "cpu",
 ) -> Policy:
-    """Load a stored adapter on its base, as it was trained.
+    """Load a stored adapter, all of its tensors, on its base, as it was trained.
 
     Parameters
     ----------
@@ -278,7 +273,8 @@ def load_adapted(
     Raises
     ------
     CheckpointError
-        When a file is not what it claims, or nothing names the base.
+        When a file is not what it claims, or nothing names the base; the first tensor that does
+        not fit is named.
     ValueError
         When the base stores codes of another format.
     """
@@ -293,22 +289,12 @@ def load_adapted(
         device=device,
         **stored.settings,
     )
-    load_adapter(policy, adapter)
-    return policy
-
-
-@torch.no_grad()
-def load_adapter(policy: Policy, folder: str | Path) -> None:
-    """Copy a stored adapter's tensors, all of them, into a policy with an adapter of its settings.
-
-    A `CheckpointError` names the first tensor that does not fit.
-    """
     parameters = adapter_tensors(policy)
-    source = TensorFile(Path(folder) / TENSORS)
+    source = TensorFile(Path(adapter) / TENSORS)
     odd = sorted(parameters.keys() ^ set(source.names()))
     if odd:
         fault = "is missing" if odd[0] in parameters else "has no place in the adapter"
-        raise CheckpointError(f"{source.where(odd[0])} {fault}, by {Path(folder) / CONFIG}")
+        raise CheckpointError(f"{source.where(odd[0])} {fault}, by {Path(adapter) / CONFIG}")
     for name, parameter in parameters.items():
         spec = source.spec(name)
         if spec.shape != tuple(parameter.shape) or not spec.dtype.is_floating_point:
@@ -319,4 +305,6 @@ def load_adapter(policy: Policy, folder: str | Path) -> None:
         value = source.read(name).float()
         if not bool(torch.isfinite(value).all()):
             raise CheckpointError(f"{source.where(name)} holds NaN or infinity")
-        parameter.copy_(value)
+        with torch.no_grad():
+            parameter.copy_(value)
+    return policy

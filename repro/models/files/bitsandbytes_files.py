@@ -69,11 +69,12 @@ def stored_format(config: Mapping[str, Any], where: Path) -> str:
 
 def packed(weight: QuantizedWeight) -> dict[str, Tensor]:
     """Return the tensors of a projection in NF4 by the ends of their names."""
+    state = json.dumps(_described(weight.shape)).encode()
     return {
         CODES: swap_nibbles(weight.codes).reshape(-1, 1),
         SCALES: weight.block_scales.reshape(-1),
         VALUES: _values().to(weight.device),
-        STATE: _state(weight.shape).to(weight.device),
+        STATE: torch.tensor(list(state), dtype=torch.uint8).to(weight.device),
     }
 
 
@@ -83,25 +84,20 @@ def unpacked(
     """Return a `QuantizedWeight`'s tensors; raise, at `where`, if they are not an NF4 matrix's."""
     if not torch.equal(tensors[VALUES], _values()):
         raise CheckpointError(f"{where(VALUES)} is not that of an NF4 matrix {shape}")
-    _require_state(tensors[STATE], where(STATE), shape)
+    needed = _described(shape)
+    del needed["dtype"]  # in which others compute
+    try:
+        state = json.loads(tensors[STATE].numpy().tobytes())
+        said = {field: state[field] for field in needed}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{where(STATE)} is not a state of NF4: {error!r}") from error
+    for field, value in said.items():
+        if value != needed[field]:
+            raise CheckpointError(f"{where(STATE)}: {field} is {value}; needed is {needed[field]}")
     return {
         "codes": swap_nibbles(tensors[CODES]).reshape(shape[0], -1),
         "block_scales": tensors[SCALES].reshape(shape[0], -1),
     }
-
-
-def _require_state(stored: Tensor, where: str, shape: tuple[int, int]) -> None:
-    """Raise unless the state of a matrix says NF4 in this shape."""
-    needed = _described(shape)
-    del needed["dtype"]  # in which others compute
-    try:
-        state = json.loads(stored.numpy().tobytes())
-        said = {field: state[field] for field in needed}
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{where} is not a state of NF4: {error!r}") from error
-    for field, value in said.items():
-        if value != needed[field]:
-            raise CheckpointError(f"{where}: {field} is {value}; needed is {needed[field]}")
 
 
 def _values() -> Tensor:
@@ -109,10 +105,6 @@ def _values() -> Tensor:
 
 
 def _described(shape: tuple[int, int]) -> dict[str, Any]:
+    """Return bitsandbytes' state of a matrix, which its file holds as bytes of JSON."""
     block = FORMATS["nf4"].block
     return {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": list(shape)}
-
-
-def _state(shape: tuple[int, int]) -> Tensor:
-    """Return bitsandbytes' state of a matrix, as bytes of JSON, (n,) uint8."""
-    return torch.tensor(list(json.dumps(_described(shape)).encode()), dtype=torch.uint8)

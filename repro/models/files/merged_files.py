@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.models.checkpoint import copy_files, write_description, write_shards
+from repro.models.checkpoint import write_folder, write_shards
 from repro.models.decoder import is_projection
 from repro.models.files import stored_layouts
 from repro.models.files.tensor_files import write_json
@@ -58,12 +58,9 @@ def write_merged(policy: Policy, out_folder: str | Path) -> Path:
     if policy.folder is None:
         raise ValueError("the policy was not loaded from a folder; its config is not known")
     with appearing(out) as temporary:
-        temporary.mkdir()
-        copy_files(policy.folder, temporary)
         model = build_on_meta(read_description(policy.folder).config)
         specs = expected_specs(model, None)
         tensors = ((name, merged_tensor(policy, name)) for name in specs)
-        shards = write_shards(temporary, tensors)
         made = {
             "algorithm": "merged",
             "format": "bf16",
@@ -71,7 +68,7 @@ def write_merged(policy: Policy, out_folder: str | Path) -> Path:
             "source_format": policy.weight_format,
             "training": policy.training,
         }
-        write_description(policy.folder, temporary, shards, None, made)
+        write_folder(policy.folder, temporary, tensors, None, made)
     return out
 
 

@@ -13,12 +13,7 @@ from torch import Tensor
 
 from kernels.formats import FORMATS, QuantizedWeight
 from repro.models.files import bitsandbytes_files, compressed_tensors
-from repro.models.files.tensor_files import (
-    CheckpointError,
-    TensorFile,
-    TensorSpec,
-    read_exactly,
-)
+from repro.models.files.tensor_files import CheckpointError, TensorFile, TensorSpec
 
 # The layout's name by format.
 LAYOUTS: Final[Mapping[str, str]] = {
@@ -86,15 +81,18 @@ def read_packed(
     state = f"{projection}.{bitsandbytes_files.STATE}"
     if state in specs:  # others' states are JSON of another length
         specs[state] = replace(specs[state], shape=source.spec(state).shape)
-    tensors = {
-        name.removeprefix(f"{projection}."): read_exactly(source, name, spec)
-        for name, spec in specs.items()
-    }
+    tensors = {}
+    for name, spec in specs.items():
+        stored = source.spec(name)
+        if stored != spec:
+            raise CheckpointError(
+                f"{source.where(name)} is {stored.dtype} {stored.shape}; the model needs "
+                f"{spec.dtype} {spec.shape}"
+            )
+        tensors[name.removeprefix(f"{projection}.")] = source.read(name)
     if weight_format == "nf4":
-        scale, fields = (
-            bitsandbytes_files.SCALES,
-            bitsandbytes_files.unpacked(tensors, where, shape),
-        )
+        scale = bitsandbytes_files.SCALES
+        fields = bitsandbytes_files.unpacked(tensors, where, shape)
     else:
         scale, fields = compressed_tensors.SCALE, compressed_tensors.unpacked(tensors)
     try:

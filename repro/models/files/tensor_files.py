@@ -89,9 +89,6 @@ class TensorFile:
         """Return the names of all tensors."""
         return self._entries.keys()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
     def spec(self, name: str) -> TensorSpec:
         """Return a tensor's dtype and shape without reading its values."""
         return self._entry(name).spec
@@ -220,17 +217,6 @@ def read_header(path: Path) -> dict[str, _Entry]:
     return entries | left_out
 
 
-def read_exactly(source: TensorFile, name: str, spec: TensorSpec) -> Tensor:
-    """Return a tensor on the CPU; `CheckpointError` unless dtype and shape are those of `spec`."""
-    stored = source.spec(name)
-    if stored != spec:
-        raise CheckpointError(
-            f"{source.where(name)} is {stored.dtype} {stored.shape}; the model needs {spec.dtype} "
-            f"{spec.shape}"
-        )
-    return source.read(name)
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write a safetensors file and return its SHA-256 hex digest.
 
@@ -238,14 +224,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     memory, so that no second copy of a shard is made.
     """
     own = {name: _own(tensor) for name, tensor in tensors.items()}
-    digests: list[str] = []
-
-    def write(place: Path) -> None:
-        save_file(own, place, metadata={"format": "pt"})
-        digests.append(sha256_of(place))
-
-    replace_files({path: write})
-    return digests[-1]
+    replace_files({path: lambda place: save_file(own, place, metadata={"format": "pt"})})
+    return sha256_of(path)
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ from repro.measure.device_state import (
     release,
     reset_peak,
 )
-from repro.measure.step_measure import linears_of
 from repro.measure.step_training import parameter_image, timed_step, training_of, warm_up
 from repro.models.checkpoint import write_quantized
+from repro.models.loading import linears_of
 from repro.models.policy import load_policy
 from repro.models.random_policy import shape_config
 from repro.reward.grader import GraderPool
@@ -77,7 +77,7 @@ def load(folder):
     engine = Engine(policy, config)
     prompt = [list(range(1, POINT.prompt_tokens + 1))]
     engine.sample(prompt, SamplingConfig(max_new_tokens=1), group_size=1, seeds=[0])
-    found = {"seconds": time.perf_counter() - began, "linears": linears_of(policy)}
+    found = {"seconds": time.perf_counter() - began, "linears": linears_of(policy.decoder)}
     steps, micro_tokens = StepScale(points=(POINT,)), 4 * POINT.row_tokens
     with GraderPool() as pool:
         t = training_of(
