@@ -33,7 +33,7 @@ from repro.export.comparing import (
     said_by,
     stock_logits,
 )
-from repro.export.quantising import DTYPE, require_reader
+from repro.export.quantising import DTYPE, missing_reader
 from repro.models.checkpoint import TOKENIZER, copy_files, resolve
 from repro.models.files import compressed_tensors
 from repro.models.files.adapter_files import load_adapted, named_base, read_adapter, save_adapter
@@ -95,7 +95,12 @@ def _adapter(
     source = resolve(args.base or policy.folder or "", args.revision or "")
     base, revision = named_base(args.base or policy.checkpoint, source)
     served = read_description(source).stored_format or "bf16"
-    require_reader(served)
+    missing = missing_reader(served)
+    require(
+        missing is None,
+        f"transformers reads {served} by a package that is not installed here: "
+        f"pip install {missing}",
+    )
     # peft does not load a GGUF file by its name, so that it is given the folder made of it.
     is_gguf = bool(made_of(source))
     of_readers = (str(source), None) if is_gguf else (base, revision)

@@ -93,24 +93,17 @@ def read_logits(
     folder: Path, weight_format: WeightFormat, rows: Tensor, device: str
 ) -> tuple[Tensor, str]:
     """Return a folder's logits, (B, T, V), and who read it: transformers where it can, else us."""
-    if _has_reader(weight_format):
+    missing = missing_reader(weight_format)
+    if missing is None:
         return stock_logits(folder, rows, DTYPE, device), "transformers"
-    missing = READERS[weight_format]
     reader = f"this project alone (for transformers: pip install {missing})"
     return _said(folder, weight_format, device).logits, reader
 
 
-def require_reader(weight_format: str) -> None:
-    """Raise unless transformers can read a base in this format here."""
-    require(
-        weight_format == "bf16" or _has_reader(weight_format),
-        f"transformers reads {weight_format} by a package that is not installed here: "
-        f"pip install {READERS.get(weight_format)}",
-    )
-
-
-def _has_reader(weight_format: str) -> bool:
-    return importlib.util.find_spec(READERS[weight_format].replace("-", "_")) is not None
+def missing_reader(weight_format: str) -> str | None:
+    """Return the package that transformers needs to read a format and lacks here, or None."""
+    package = READERS.get(weight_format, "transformers")
+    return package if importlib.util.find_spec(package.replace("-", "_")) is None else None
 
 
 def _said(folder: Path, kind: WeightFormat, device: str, *, rounded: bool = False) -> Said:

@@ -118,13 +118,11 @@ def _layer(block: Any, config: Any) -> LayerWeights:
     attention = block.self_attn
     head_gain = None
     if hasattr(attention, "q_norm"):
-        heads = (
-            (attention.q_norm, config.num_attention_heads),
-            (attention.k_norm, config.num_key_value_heads),
+        gains = (
+            attention.q_norm.weight.expand(config.num_attention_heads, -1),
+            attention.k_norm.weight.expand(config.num_key_value_heads, -1),
         )
-        head_gain = torch.cat(
-            [norm.weight.detach().float().expand(count, -1) for norm, count in heads]
-        )
+        head_gain = torch.cat(gains).float()
     parts = {name: _fused(block, leaves) for name, leaves in LINEARS.items()}
     return LayerWeights(
         input_norm=block.input_layernorm,
