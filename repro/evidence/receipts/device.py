@@ -30,16 +30,32 @@ def timed(record: Record) -> Iterator[str]:
 
 
 def own_device(record: Record) -> Iterator[str]:
-    """Yield why a measurement had not the device to itself, as far as the record says."""
-    if "device" in record.facts:
-        yield from _device(record.facts["device"])
-        yield from _slowed(record.facts["device"], record.facts.get("timed_slowed"))
+    """Yield why a measurement had not the device to itself, as far as the record says.
+
+    A procedure that reads the driver's counts around each repeat is judged by its worst repeat:
+    heat while weights are made does no harm, nor does what an earlier process did.
+    """
+    if "device" not in record.facts:
+        return
+    device = record.facts["device"]
+    yield from _device(device)
+    slowed, what = record.facts.get("timed_slowed"), "worst timed repeat"
+    if slowed is None:
+        before, after, what = device["before"], device["after"], "measurement"
+        seconds = after["at"] - before["at"]
+        slowed = slowed_shares(before["slowed_us"], after["slowed_us"], seconds)
+    for name, share in slowed.items():
+        if share > SLOWED_MOST:
+            yield (
+                f"{name} lowered the clocks for {share:.1%} of the {what}; at most "
+                f"{SLOWED_MOST:.0%} may be"
+            )
 
 
 def slowed_shares(
     before_us: Mapping[str, Any], after_us: Mapping[str, Any], seconds: float
 ) -> dict[str, float]:
-    """Return in which share of a time heat or a power brake lowered the clocks.
+    """Return by reason in which share of a time heat or a power brake lowered the clocks.
 
     Parameters
     ----------
@@ -47,11 +63,6 @@ def slowed_shares(
         The driver's counts by reason, in microseconds; a reason that it does not count is absent.
     seconds
         Between the two.
-
-    Returns
-    -------
-    dict
-        By reason that was counted.
     """
     return {
         name: (after_us[name] - before_us[name]) / (1e6 * seconds)
@@ -104,21 +115,3 @@ def _device(device: Mapping[str, Any]) -> Iterator[str]:
         active = [name for name in names if state["card"].get(name) == "Active"]
         if active:
             yield f"{when} the measurement the clocks were lowered: {', '.join(active)}"
-
-
-def _slowed(device: Mapping[str, Any], timed: Mapping[str, float] | None) -> list[str]:
-    """Return for how long heat or a power brake lowered the clocks, where the driver counts it.
-
-    A procedure that reads the counts around each repeat is judged by its worst repeat: heat while
-    weights are made does no harm, nor does what an earlier process did.
-    """
-    what = "measurement" if timed is None else "worst timed repeat"
-    if timed is None:
-        before, after = device["before"], device["after"]
-        seconds = after["at"] - before["at"]
-        timed = slowed_shares(before["slowed_us"], after["slowed_us"], seconds)
-    return [
-        f"{name} lowered the clocks for {share:.1%} of the {what}; at most {SLOWED_MOST:.0%} may be"
-        for name, share in timed.items()
-        if share > SLOWED_MOST
-    ]

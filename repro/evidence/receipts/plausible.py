@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import fmean, median
 
 from repro.evidence.derived import parts
@@ -77,9 +77,8 @@ def formed(record: Record) -> Iterator[str]:
 
 def steps(record: Record) -> Iterator[str]:
     """Yield the metrics of timed steps that are not the median of their own repeats."""
-    repeats = {name: [v for v in record.series[name] if v is not None] for name in record.series}
-    timed = {name: median(values) for name, values in repeats.items() if values}
-    yield from _unlike_given(record, timed)
+    known = {name: [v for v in record.series[name] if v is not None] for name in record.series}
+    yield from _unlike_given(record, {name: median(of) for name, of in known.items() if of})
 
 
 def memory(record: Record) -> Iterator[str]:
@@ -155,16 +154,11 @@ def schedules(record: Record, run: RunConfig) -> Iterator[str]:
         firsts = (step - step % every for step in range(scale.steps))
         sigmas = [sigma_of_stage(noise, stage_of_step(noise, step, scale.steps)) for step in firsts]
     for name, planned in (("learning_rate", rates), ("sigma", sigmas)):
-        yield from _unlike(name, record.series.get(name), planned)
-
-
-def _unlike(
-    name: str, values: Sequence[float | None] | None, planned: Sequence[float]
-) -> Iterator[str]:
-    if values is None or len(values) != len(planned):
-        yield f"series.{name} has {len(values or ())} values; the run has {len(planned)} steps"
-        return
-    for step, (value, goal) in enumerate(zip(values, planned, strict=True)):
-        if value is None or abs(value - goal) > _DIGITS * abs(goal):
-            yield f"step {step}: {name} was {value}; the schedule has {goal:.6g}"
-            return
+        values = record.series.get(name)
+        if values is None or len(values) != len(planned):
+            yield f"series.{name} has {len(values or ())} values; the run has {len(planned)} steps"
+            continue
+        for step, (value, goal) in enumerate(zip(values, planned, strict=True)):
+            if value is None or abs(value - goal) > _DIGITS * abs(goal):
+                yield f"step {step}: {name} was {value}; the schedule has {goal:.6g}"
+                break

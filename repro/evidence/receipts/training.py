@@ -36,19 +36,15 @@ def training(record: Record) -> Iterator[str]:
     change = record.facts.get("trained_change_l2")
     if not change or change < 0:
         yield f"facts.trained_change_l2 is {change}: training changed no parameter"
-    steps, needed = record.facts.get("optimizer_steps"), _steps_needed(record)
+    scale, series = record.config["scale"], record.series
+    needed, until = int(scale["steps"]), scale["evaluation"].get("until")
+    if until:  # the run ends at the first test with this accuracy
+        heights = series.get("test_accuracy_greedy", ())
+        tests = zip(series.get("test_steps", ()), heights, strict=False)
+        needed = next((int(at or 0) for at, height in tests if (height or 0.0) >= until), needed)
+    steps = record.facts.get("optimizer_steps")
     if steps != needed:
         yield f"{steps} optimiser steps were made; the scale has {needed}"
-
-
-def _steps_needed(record: Record) -> int:
-    """Return the steps after which the run was to end: the scale's, or at a test's accuracy."""
-    scale, series = record.config["scale"], record.series
-    steps, until = int(scale["steps"]), scale["evaluation"].get("until")
-    if not until:
-        return steps
-    tests = zip(series.get("test_steps", ()), series.get("test_accuracy_greedy", ()), strict=False)
-    return next((int(at or 0) for at, accuracy in tests if (accuracy or 0.0) >= until), steps)
 
 
 def advantages(record: Record) -> Iterator[str]:
@@ -142,22 +138,18 @@ def answers(record: Record) -> Iterator[str]:
         if "answers" not in record.facts.get("not_kept", ()):
             yield "facts.answers is missing: nothing shows the grades behind the accuracies"
         return
-    for name in _asked(record):
+    scale = record.config["scale"]
+    left_out = {f"accuracy_{name}" for name in record.facts.get("test_sets_left_out") or ()}
+    # A mean over further sets has no answers of its own.
+    names = [] if scale.get("accuracy_over") == "sets" else ["accuracy"]
+    names += ["accuracy_greedy", *(["accuracy_greedy_start"] * (record.procedure == "train"))]
+    for name in (*names, *(name for name in set_names(scale) if name not in left_out)):
         if name not in tallies:
             yield f"facts.answers.{name} is missing"
     for name, tally in tallies.items():
         problems, dropped = sum(tally["right"]), tally["dropped"]
         if not problems or dropped > DROPPED_MOST * (problems + dropped):
             yield f"facts.answers.{name}.dropped is {dropped} beside {problems} graded"
-
-
-def _asked(record: Record) -> list[str]:
-    scale = record.config["scale"]
-    left_out = {f"accuracy_{name}" for name in record.facts.get("test_sets_left_out") or ()}
-    # A mean over further sets has no answers of its own.
-    names = [] if scale.get("accuracy_over") == "sets" else ["accuracy"]
-    names += ["accuracy_greedy", *(["accuracy_greedy_start"] * (record.procedure == "train"))]
-    return names + [name for name in set_names(scale) if name not in left_out]
 
 
 def grades(record: Record) -> Iterator[str]:
