@@ -95,32 +95,16 @@ def parts(
     evaluation = scale["evaluation"]
 
     def of_answers() -> dict[str, Estimate]:
-        return _with_gain(_answered(facts.get("answers") or {}, scale))
+        return _answered(facts.get("answers") or {}, scale)
 
-    if procedure == "dose":
-        return [of_answers]
-    of_both: list[Callable[[], dict[str, Estimate]]] = [
-        of_answers,
-        lambda: derived_metrics(series, evaluation.get("token_budget", 0)),
-        lambda: explored(facts),
-    ]
-    return of_both + [
-        lambda: training_metrics(series, facts, evaluation),
-        lambda: along(series, scale.get("steps", 0), of_answers()),
-    ] * (procedure == "train")
-
-
-def _with_gain(metrics: dict[str, Estimate]) -> dict[str, Estimate]:
-    """Return metrics of answers with the gain of greedy accuracy, where both ends are known."""
-    start, end = (metrics.get(name) for name in ("accuracy_greedy_start", "accuracy_greedy"))
-    if start and end:
-        metrics["gain_greedy"] = Estimate(
-            value=(end.value or 0.0) - (start.value or 0.0),
-            unit="points",
-            n=end.n,
-            method="greedy accuracy after training minus before, same problems and weights",
-        )
-    return metrics
+    found: list[Callable[[], dict[str, Estimate]]] = [of_answers]
+    if procedure != "dose":
+        found.append(lambda: derived_metrics(series, evaluation.get("token_budget", 0)))
+        found.append(lambda: explored(facts))
+    if procedure == "train":
+        found.append(lambda: training_metrics(series, facts, evaluation))
+        found.append(lambda: along(series, scale.get("steps", 0), of_answers()))
+    return found
 
 
 def set_names(scale: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -132,7 +116,8 @@ def _answered(tallies: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str,
     """Return the metrics of graded answers.
 
     A further test set has strict and lenient accuracy, truncation rate and estimates at k. Without
-    a test split, accuracy and its companions are unweighted means over the further sets.
+    a test split, accuracy and its companions are unweighted means over the further sets. The gain
+    of greedy accuracy is there where both ends are known.
     """
     sets, at = set_names(scale), scale["evaluation"].get("at", ())
     metrics: dict[str, Estimate] = {}
@@ -154,17 +139,22 @@ def _answered(tallies: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str,
         ending = name.removeprefix("accuracy")
         metrics |= {f"{metric}{ending}": estimate for metric, estimate in kept.items()}
     if by_set and "accuracy" not in tallies:
-        metrics |= {metric: _plain_mean([one[metric] for one in by_set]) for metric in by_set[0]}
+        for metric, first in by_set[0].items():
+            metrics[metric] = Estimate(
+                value=fmean([one[metric].value or 0.0 for one in by_set]),
+                unit=first.unit,
+                n=len(by_set),
+                method=f"plain mean over {len(by_set)} sets",
+            )
+    start, end = (metrics.get(name) for name in ("accuracy_greedy_start", "accuracy_greedy"))
+    if start and end:
+        metrics["gain_greedy"] = Estimate(
+            value=(end.value or 0.0) - (start.value or 0.0),
+            unit="points",
+            n=end.n,
+            method="greedy accuracy after training minus before, same problems and weights",
+        )
     return metrics
-
-
-def _plain_mean(of_sets: Sequence[Estimate]) -> Estimate:
-    return Estimate(
-        value=fmean([one.value or 0.0 for one in of_sets]),
-        unit=of_sets[0].unit,
-        n=len(of_sets),
-        method=f"plain mean over {len(of_sets)} sets",
-    )
 
 
 def derived_metrics(series: Series, token_budget: int) -> dict[str, Estimate]:
@@ -177,21 +167,20 @@ def derived_metrics(series: Series, token_budget: int) -> dict[str, Estimate]:
     token_budget
         0 for no area.
     """
-    derived = {}
-    if token_budget and series.get("evaluation_accuracy"):
-        tokens = [float(value or 0.0) for value in series["evaluation_tokens"]]
-        accuracy = [float(value or 0.0) for value in series["evaluation_accuracy"]]
-        derived["heldout_area"] = Estimate(
-            value=mean_height(tokens, accuracy, float(token_budget)),
-            unit="percent",
-            n=len(tokens),
-            method=f"mean of the held-out accuracy over the first {token_budget} sampled tokens; "
-            "straight between evaluations, held after the last",
-        )
-        derived["heldout_last"] = Estimate(
-            value=accuracy[-1], unit="percent", method="held-out accuracy at the last evaluation"
-        )
-    return derived
+    if not token_budget or not series.get("evaluation_accuracy"):
+        return {}
+    tokens = [float(value or 0.0) for value in series["evaluation_tokens"]]
+    accuracy = [float(value or 0.0) for value in series["evaluation_accuracy"]]
+    area = Estimate(
+        value=mean_height(tokens, accuracy, float(token_budget)),
+        unit="percent",
+        n=len(tokens),
+        method=f"mean of the held-out accuracy over the first {token_budget} sampled tokens; "
+        "straight between evaluations, held after the last",
+    )
+    how = "held-out accuracy at the last evaluation"
+    last = Estimate(value=accuracy[-1], unit="percent", method=how)
+    return {"heldout_area": area, "heldout_last": last}
 
 
 def along(series: Series, steps: int, end: Mapping[str, Estimate]) -> dict[str, Estimate]:
@@ -280,7 +269,14 @@ def training_metrics(
     more: dict[str, Estimate] = {}
     if evaluation.get("threshold"):
         more |= curve_metrics(series, evaluation["threshold"])
-        more |= _start(series)
+        shares = series.get("informative_groups", ())
+        teaching = [100.0 * share for share in shares if share is not None]
+        more |= {
+            "informative_first": _over({"percent": teaching}, "percent", "percent"),
+            # Of completions that were not truncated: truncated ones are often repetitions.
+            "entropy_start": _over(series, "entropy_finished", "nats"),
+            "accuracy_start": _over(series, "accuracy_sampled", "share"),
+        }
     return more | {
         "entropy_first": _over(series, "entropy", "nats"),
         "entropy_last": _over(series, "entropy", "nats", end="last"),
@@ -289,21 +285,6 @@ def training_metrics(
             unit="seconds",
             method="rollouts and updates, by the clock",
         ),
-    }
-
-
-def _start(series: Series) -> dict[str, Estimate]:
-    """Return the entropy, the accuracy, and the groups with unequal rewards, of the first steps.
-
-    Entropy is over completions that were not truncated: truncated ones are often repetitions.
-    """
-    teaching = [
-        100.0 * share for share in series.get("informative_groups", ()) if share is not None
-    ]
-    return {
-        "informative_first": _over({"percent": teaching}, "percent", "percent"),
-        "entropy_start": _over(series, "entropy_finished", "nats"),
-        "accuracy_start": _over(series, "accuracy_sampled", "share"),
     }
 
 
