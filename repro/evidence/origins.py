@@ -20,7 +20,6 @@ from typing import TypeVar
 from repro.evidence.environment import device_of
 from repro.evidence.provenance import digest_of_commit
 from repro.evidence.record import Record
-from repro.spec.config import digest_of
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
@@ -95,21 +94,11 @@ def is_changed(record: Record) -> bool:
     return bool(record.dirty) or len(record.sources) > 1
 
 
-def changed_text(records: Iterable[Record]) -> str:
-    """Return a sentence on the records that are of no one commit; empty without any."""
-    every = list(records)
-    seeds = [record.seed for record in every if is_changed(record)]
-    of = f"{len(seeds)} of {len(every)} records ({seeds_text(seeds)})"
-    return f"Of no one commit: {of}: the source was, or became, another" if seeds else ""
-
-
-def named_commits(records: Iterable[Record], digits: int) -> list[str]:
+def named_commits(records: Sequence[Record], digits: int) -> list[str]:
     """Return commits as pages print them, sorted: `4ca0801`, or `4ca0801 (changed source)`."""
-    changed: dict[str, bool] = {}
-    for record in records:
-        short = record.commit[:digits]
-        changed[short] = changed.get(short, False) or is_changed(record)
-    return [f"{short} ({CHANGED})" if of else short for short, of in sorted(changed.items())]
+    commits = {record.commit[:digits] for record in records}
+    changed = {record.commit[:digits] for record in records if is_changed(record)}
+    return [f"{one} ({CHANGED})" if one in changed else one for one in sorted(commits)]
 
 
 def mixed_sources(records: Sequence[Record], *, several: bool) -> str | None:
@@ -142,8 +131,3 @@ def devices_of(records: Iterable[Record]) -> list[str | None]:
     """
     counts = Counter(device_of(record.environment) for record in records)
     return sorted(counts, key=lambda device: (-counts[device], device or ""))
-
-
-def without_seed(record: Record) -> str:
-    """Return the digest of the record's configuration but for the seed."""
-    return digest_of({key: value for key, value in record.config.items() if key != "seed"})

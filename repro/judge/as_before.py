@@ -32,13 +32,14 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal, get_args
 
-from repro.evidence.origins import devices_of, mixed_sources, without_seed
+from repro.evidence.origins import devices_of, mixed_sources
 from repro.evidence.record import Record
 from repro.evidence.verdicts.sizes import Pair
 from repro.evidence.verdicts.statistics import MINIMUM_REPEATS, difference, holm
 from repro.judge.gathering import Evidence, values_of
 from repro.run.select import Selection
 from repro.spec.claim import ALPHA, BETTER_OF_UNIT, Better, Metric
+from repro.spec.config import digest_of
 from repro.spec.target import Target
 from repro.spec.tier import PLANNED, Tier
 
@@ -250,7 +251,7 @@ def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterato
         )
     for arm in sorted(old.records.keys() & new.records.keys()):
         of_arm = [record for side in (old, new) for record in side.records[arm].values()]
-        digests = set(map(without_seed, of_arm))
+        digests = {digest_of(record.config | {"seed": None}) for record in of_arm}
         if len(digests) > 1:
             yield (
                 f"{target.name} at the {tier.value} tier: the records of {arm} are of "
@@ -322,19 +323,15 @@ def _measured(
 
 
 def _verdict(row: MetricRow) -> RowVerdict:
-    is_worse, is_better = _shown(row)
+    """Return a row's verdict by its threshold, and by its p values or, without a test, the ends."""
+    above, below = min(row.new) > max(row.old), max(row.new) < min(row.old)
+    is_worse, is_better = (above, below) if row.better == "lower" else (below, above)
+    if row.better == "neither":
+        is_worse, is_better = above or below, False
+    if row.p_worse is not None and row.p_better is not None:
+        is_worse, is_better = row.p_worse < ALPHA, row.p_better < ALPHA
     if row.loss > row.threshold and is_worse:
         return "changed" if row.better == "neither" else "regressed"
     if -row.loss > row.threshold and is_better:
         return "improved"
     return "unclear" if row.worst_loss > row.threshold else "unchanged"
-
-
-def _shown(row: MetricRow) -> tuple[bool, bool]:
-    """Return whether the values show that the new ones are worse, and that they are better."""
-    if row.p_worse is not None and row.p_better is not None:
-        return row.p_worse < ALPHA, row.p_better < ALPHA
-    above, below = min(row.new) > max(row.old), max(row.new) < min(row.old)
-    if row.better == "neither":
-        return above or below, False
-    return (above, below) if row.better == "lower" else (below, above)

@@ -12,7 +12,6 @@ from repro.evidence.verdicts.verdict import with_discovery_rate
 from repro.judge.check import Checked, check_selection
 from repro.run.select import Selection
 from repro.spec.checks import require
-from repro.spec.target import Target
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, parse_tier
 from repro.targets import TARGETS, find, runs_of
 
@@ -26,8 +25,11 @@ def blessed_checks(expected: Path, *names: str) -> list[Checked]:
     sources = blessed_sources(expected)
     for target in TARGETS if not names else [item for item in TARGETS if item.name in names]:
         runs = runs_of(target)
+        homes = {runs.home(arm.name)[0].name for arm in runs.arms}
+        # A target that shares every arm has no records of its own.
+        needed = homes if homes and runs.name not in homes else {runs.name}
         for source in sources:
-            if all(map(source.has, _homes(runs))):
+            if all(map(source.has, needed)):
                 selection = Selection(target=target, source=runs, tier=Tier(source.tier))
                 checks.append(check_selection(selection, source, expected))
     return checks if names else with_study(checks)
@@ -43,12 +45,6 @@ def untested_checks(expected: Path, recorded: Sequence[Checked]) -> list[Checked
         if tier in runs_of(target).scales and (target.name, tier) not in known
     ]
     return [check_selection(one, expected / "no records", expected) for one in selections]
-
-
-def _homes(target: Target) -> list[str]:
-    """Return whose records must be blessed: the target's own or, if it shares every arm, theirs."""
-    homes = {target.home(arm.name)[0].name for arm in target.arms}
-    return sorted(homes) if homes and target.name not in homes else [target.name]
 
 
 def blessed_of(expected: Path, names: Sequence[str], tier: str | None) -> list[Checked]:

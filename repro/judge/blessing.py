@@ -42,26 +42,23 @@ _COARSE = {
     "sigma_realised": 3,
 }
 # Diagnostics of a run, dropped unless the mean of one is a metric of the target.
-_DIAGNOSTICS = frozenset(
-    {
-        "loss",
-        "sampler_trainer_kl",
-        "entropy_truncated",
-        "importance_weight",
-        "sampler_trainer_abs_diff_max",
-        "sampler_trainer_abs_diff_mean",
-        "sampler_trainer_exp_abs_diff_mean",
-    }
-)
+_DIAGNOSTICS = {
+    "loss",
+    "sampler_trainer_kl",
+    "entropy_truncated",
+    "importance_weight",
+    "sampler_trainer_abs_diff_max",
+    "sampler_trainer_abs_diff_mean",
+    "sampler_trainer_exp_abs_diff_mean",
+}
 
 
 def main_bless(args: argparse.Namespace) -> int:
     """Carry out `repro bless`; return the exit status, or raise `BlessError` with the reason."""
+    folder, expected = runs_folder(args.runs), expected_folder(args.expected)
     if args.device:
-        return _bless_device(args)
+        return _bless_device(args, folder, expected)
     require(bool(args.targets), "name the targets to bless, or bless every recorded one: --device")
-    folder = runs_folder(args.runs)
-    expected = expected_folder(args.expected)
     for selection in selections_of(args):
         require(
             not args.unfinished or selection.tier in PLANNED,
@@ -72,13 +69,12 @@ def main_bless(args: argparse.Namespace) -> int:
         if args.add:
             both = with_blessed(folder, expected, selection, evidence)
             evidence = gather(selection, both, expected)
-        paths = bless(selection, evidence, expected, runs=folder, unfinished=args.unfinished)
-        for path in paths:
+        for path in bless(selection, evidence, expected, runs=folder, unfinished=args.unfinished):
             print(f"wrote {path}")  # noqa: T201
     return 0
 
 
-def _bless_device(args: argparse.Namespace) -> int:
+def _bless_device(args: argparse.Namespace, folder: Path, expected: Path) -> int:
     """Bless every target that has complete records of one kind of device; say why of the others.
 
     The device is this machine's, or on a machine without a GPU the one that the records name.
@@ -88,8 +84,6 @@ def _bless_device(args: argparse.Namespace) -> int:
         not (args.add or args.unfinished),
         "--device blesses whole targets; leave out --add and --unfinished",
     )
-    folder = runs_folder(args.runs)
-    expected = expected_folder(args.expected)
     tier, here = parse_tier(args.tier or Tier.SYSTEMS.value), device_of(capture_environment())
     names = args.targets or [item.name for item in TARGETS if tier in item.scales]
     sentences, blessed = [], 0
@@ -108,21 +102,6 @@ def _bless_device(args: argparse.Namespace) -> int:
         sentences.append(f"blessed: {name} ({paths[0].parent})")
     print("\n".join([*sentences, f"{blessed} of {len(sentences)} targets blessed"]))  # noqa: T201
     return 0 if blessed else 2
-
-
-def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
-    """Return which planned seeds have neither finished nor failed, a sentence per arm.
-
-    At the systems tier an arm may be missing as a whole, where this machine lacks its library; half
-    an arm may not.
-    """
-    return [
-        missing
-        for arm in selection.target.arms
-        if selection.tier is not Tier.SYSTEMS
-        or arm.name in {*evidence.records, *(name for name, _ in evidence.failed)}
-        if (missing := evidence.missing(arm.name))
-    ]
 
 
 def with_blessed(runs: Path, expected: Path, selection: Selection, evidence: Evidence) -> Joined:
@@ -169,7 +148,14 @@ def bless(
     if tier in PLANNED:
         every, failed = evidence.all_records(), []
     problems = [why for _, why in (*evidence.refused, *failed)]
-    problems += [] if unfinished else incomplete(selection, evidence)
+    if not unfinished:
+        arms = [arm.name for arm in selection.target.arms]
+        if tier is Tier.SYSTEMS:
+            # An arm may be missing as a whole, where this machine lacks its library; half an arm
+            # may not.
+            begun = {*evidence.records, *(name for name, _ in evidence.failed)}
+            arms = [arm for arm in arms if arm in begun]
+        problems += filter(None, map(evidence.missing, arms))
     reason = _unfit(target, tier, every, problems, unfinished=unfinished)
     if reason is not None:
         raise BlessError(f"{target.name} at the {tier.value} tier is not blessed: {reason}")

@@ -158,7 +158,7 @@ def _verdicts(
     """
     target = selection.target
     absent = _absent_arms(selection, evidence)
-    lost = evidence.lost([arm.name for arm in target.arms])
+    lost = {arm.name: evidence.lost(arm.name) for arm in target.arms}
     metrics = {metric.name: metric for metric in target.metrics}  # at a tier without a scale, too
     plans = Plans(selection, read_plans(expected))
     judged = judge(
@@ -187,7 +187,7 @@ def _verdicts(
             target.metric(expectation.metric),
             evidence.values(expectation.metric).get(expectation.arm, {}),
             absent.get(expectation.arm),
-            lost.get(expectation.arm, ""),
+            lost[expectation.arm],
         )
         arm = [expectation.arm]
         runs = evidence.records.get(expectation.arm, {}).values()
@@ -233,11 +233,9 @@ def mixed_versions(claim: Claim, evidence: Evidence) -> str:
 
 def _one_process(claim: Claim, evidence: Evidence) -> str:
     """Return which arms' repeats were timed by a single process each, or empty."""
-    counts = {arm: len(evidence.records.get(arm, {})) for arm in claim.arms}
-    single = [arm for arm, count in counts.items() if evidence.timed and count == 1]
-    if not single:
-        return ""
-    return f"Within one process: one timed all repeats of {', '.join(single)}"
+    records = evidence.records
+    single = [arm for arm in claim.arms if evidence.timed and len(records.get(arm, {})) == 1]
+    return f"Within one process: one timed all repeats of {', '.join(single)}" if single else ""
 
 
 def _lacking(selection: Selection, evidence: Evidence, records: Source, place: Path) -> str | None:
@@ -363,8 +361,10 @@ def _expectations(selection: Selection, device: str | None, expected: Path) -> l
 
 
 def checked_json(checked: Checked) -> dict[str, Any]:
-    """Return a check's result as JSON values."""
-    evidence = checked.evidence
+    """Return a check's result as JSON values; of values as before, the rows not unchanged."""
+    evidence, compared = checked.evidence, checked.as_before
+    rows = by_severity(compared.rows) if compared else []
+    rows = [row for row in rows if row.verdict != "unchanged"]
     return {
         "target": checked.selection.target.name,
         "tier": checked.selection.tier.value,
@@ -373,17 +373,11 @@ def checked_json(checked: Checked) -> dict[str, Any]:
         "refused": [{"record": str(path), "because": why} for path, why in evidence.refused],
         "failed": [{"record": str(path), "because": why} for path, why in evidence.failed.values()],
         "verdicts": [dataclasses.asdict(verdict) for verdict in checked.verdicts],
-        "as_before": _as_before_json(checked.as_before),
+        "as_before": None
+        if compared is None
+        else {
+            "counts": compared.counts(),
+            "rows": [dataclasses.asdict(row) for row in rows],
+            "problems": list(compared.problems),
+        },
     } | ({"reason": checked.lacking} if checked.lacking else {})
-
-
-def _as_before_json(compared: Comparison | None) -> dict[str, Any] | None:
-    """Return the counts of a comparison with blessed values, and the rows not unchanged."""
-    if compared is None:
-        return None
-    rows = [row for row in by_severity(compared.rows) if row.verdict != "unchanged"]
-    return {
-        "counts": compared.counts(),
-        "rows": [dataclasses.asdict(row) for row in rows],
-        "problems": list(compared.problems),
-    }

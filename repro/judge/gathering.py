@@ -17,9 +17,9 @@ from repro.evidence.origins import (
     CHANGED,
     OF_THE_SEED,
     PLAN_INPUT,
-    changed_text,
     devices_of,
     is_changed,
+    seeds_text,
 )
 from repro.evidence.plans import read_plans
 from repro.evidence.receipts import violations
@@ -93,8 +93,11 @@ class Evidence:
         return next(iter(self.devices), "")
 
     def changed(self, arms: Iterable[str]) -> str:
-        """Return a sentence on the records of these arms of which no commit is the source."""
-        return changed_text(record for arm in arms for record in self.records.get(arm, {}).values())
+        """Return a sentence on the records of these arms that are of no one commit, or empty."""
+        records = [record for arm in arms for record in self.records.get(arm, {}).values()]
+        seeds = [record.seed for record in records if is_changed(record)]
+        of = f"{len(seeds)} of {len(records)} records ({seeds_text(seeds)})"
+        return f"Of no one commit: {of}: the source was, or became, another" if seeds else ""
 
     def without_record(self, arm: str) -> list[int]:
         """Return the planned seeds of an arm that have neither finished nor failed."""
@@ -108,14 +111,11 @@ class Evidence:
         what = f"{len(seeds)} of {len(self.planned)} planned seeds"
         return f"{what} of {arm} have no record ({listed})" if seeds else ""
 
-    def lost(self, arms: Iterable[str]) -> dict[str, str]:
-        """Return {arm: sentence} for the arms of which planned seeds failed or have no record."""
-        counts = {arm: sum(name == arm for name, _ in self.failed) for arm in arms}
-        parts = {
-            arm: [f"{failed} run(s) of {arm} failed" if failed else "", self.missing(arm)]
-            for arm, failed in counts.items()
-        }
-        return {arm: "; ".join(filter(None, of)) for arm, of in parts.items() if any(of)}
+    def lost(self, arm: str) -> str:
+        """Return a sentence on the planned seeds of an arm that failed or have no record."""
+        failed = sum(name == arm for name, _ in self.failed)
+        parts = [f"{failed} run(s) of {arm} failed" if failed else "", self.missing(arm)]
+        return "; ".join(filter(None, parts))
 
     def values(self, metric: str) -> dict[str, dict[Pair, float]]:
         """Return {arm: {seed: value}} of a metric; a timed one has (seed, repeat) for the seed."""
