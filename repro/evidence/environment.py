@@ -71,7 +71,7 @@ def capture_environment() -> dict[str, Any]:
         "packages": probe(package_versions),
         "torch": probe(_torch),
         "cpu": probe(_cpu),
-        "memory_bytes": probe(_memory),
+        "memory_bytes": probe(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "gpu": probe(_gpu),
         "source_sha256": probe(source_digest),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -141,20 +141,11 @@ def _torch() -> dict[str, Any]:
 
 def _cpu() -> dict[str, Any]:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    return {"model": _cpu_model(), "cores": os.cpu_count(), "cores_usable": affinity}
-
-
-def _cpu_model() -> str:
     listing = Path("/proc/cpuinfo")
-    if listing.is_file():
-        for line in listing.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = listing.read_text(encoding="utf-8") if listing.is_file() else ""
+    named = re.search(r"^model name[^:\n]*:(.*)$", text, re.MULTILINE)
+    model = named[1].strip() if named else platform.processor() or platform.machine()
+    return {"model": model, "cores": os.cpu_count(), "cores_usable": affinity}
 
 
 def _gpu() -> list[dict[str, str]]:

@@ -46,15 +46,14 @@ def t_quantile(p: float, df: float) -> float:
     """Return the quantile of Student's t; p in (0, 1)."""
     from scipy.special import stdtrit
 
-    if not 0 < p < 1:
-        raise ValueError(f"p is {p}; it must lie in (0, 1)")
     return float(stdtrit(df, p))
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Return the mean of independent values, one at least, with its t interval."""
-    if not values:
-        raise ValueError("the mean of no values is not defined")
+    """Return the mean of independent values, one at least, with its t interval.
+
+    Raises `ValueError` if there are no values.
+    """
     n, mean = len(values), fmean(values)
     if n < 2:
         return Interval(value=mean, low=None, high=None, n=n)

@@ -58,18 +58,16 @@ def gpu_tests_rows(expected: Path) -> list[str]:
     """Return the block of pages about the GPU tests, a line of Markdown per kind of device."""
     paths = sorted((expected / "systems").glob(f"*/{NAME}"))
     records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    return [
-        f"- `{record['commit'][:7]}` on {record['device']}, {record['date']}: "
-        f"GPU tests {_counted(record['tests'])}; benchmarks {_counted(record['benchmarks'])}"
-        f"{_versions(record)}."
-        for record in sorted(records, key=lambda record: record["date"], reverse=True)
-    ]
-
-
-def _versions(record: dict[str, Any]) -> str:
-    """Return the versions as they stand in a line, nothing for a record from before they did."""
-    named = ", ".join(f"{name} {value}" for name, value in record.get("versions", {}).items())
-    return f"; {named}" if named else ""
+    rows = []
+    for record in sorted(records, key=lambda record: record["date"], reverse=True):
+        # A record from before versions were noted has none.
+        versions = [f"{name} {value}" for name, value in record.get("versions", {}).items()]
+        rows.append(
+            f"- `{record['commit'][:7]}` on {record['device']}, {record['date']}: "
+            f"GPU tests {_counted(record['tests'])}; benchmarks {_counted(record['benchmarks'])}"
+            f"{'; ' if versions else ''}{', '.join(versions)}."
+        )
+    return rows
 
 
 def _counted(counts: dict[str, int]) -> str:

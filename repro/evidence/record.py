@@ -154,12 +154,7 @@ class Record:
         return values | {SEAL: digest_of(values)}
 
     def write(self, runs: Path) -> Path:
-        """Write the record to its path under `runs`, without derived metrics.
-
-        Returns
-        -------
-        Path
-            The file.
+        """Write the record to its path under `runs`, without derived metrics; return the file.
 
         Raises
         ------
@@ -190,7 +185,6 @@ def record_of(
     *,
     environment: dict[str, Any],
     started: datetime,
-    outcome: dict[str, str] | None = None,
 ) -> Record:
     """Return the record of a run that ends now, and that started at a time by `steady_now`.
 
@@ -214,7 +208,6 @@ def record_of(
         metrics=measured.metrics,
         series=measured.series,
         facts=facts,
-        outcome=outcome or {"status": "ok"},
         started=started.isoformat(timespec="seconds"),
         finished=max(started, steady_now()).isoformat(timespec="seconds"),
     )
@@ -227,13 +220,9 @@ def failed_record(
     started: datetime | None = None,
 ) -> Record:
     """Return the record of a run that failed, with the reason (first line first)."""
-    return record_of(
-        run,
-        Measured(),
-        environment=environment,
-        started=started or steady_now(),
-        outcome={"status": "failed", "reason": reason or "no reason given"},
-    )
+    record = record_of(run, Measured(), environment=environment, started=started or steady_now())
+    outcome = {"status": "failed", "reason": reason or "no reason given"}
+    return dataclasses.replace(record, outcome=outcome)
 
 
 def record_path(run: RunConfig, runs: Path) -> Path:

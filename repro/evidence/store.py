@@ -237,7 +237,7 @@ def entries_of(records: Iterable[Record], path: Path) -> list[Entry]:
                 arm=record.arm,
                 name=name,
                 path=path / record.arm / name,
-                read=functools.partial(_same, record),
+                read=lambda own=record: own,
             )
         )
     return sorted(entries, key=lambda entry: (entry.arm, entry.name))
@@ -266,7 +266,15 @@ def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) 
 
 def table_text(metrics: Sequence[str], records: Iterable[Record]) -> str:
     """Return the text of the CSV file: a line per record, a column per metric."""
-    return csv_text([*HEAD, *metrics], (_row(record, metrics) for record in records))
+    rows = []
+    for record in records:
+        outcome = record.outcome["status"]
+        if not record.ok:
+            outcome += f": {record.outcome.get('reason', '').partition(chr(10))[0]}"
+        head = [record.arm, str(record.seed), outcome, record.commit[:_SHORT]]
+        head += [device_of(record.environment) or "", record.digest[:_SHORT], record.started]
+        rows.append([*head, *(_cell(record, name) for name in metrics)])
+    return csv_text([*HEAD, *metrics], rows)
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -297,15 +305,6 @@ def _read(whole: Path, stamps: str) -> tuple[Record, ...]:
     except (OSError, ValueError, lzma.LZMAError) as error:
         raise RecordError(f"{whole}: not readable: {error}") from error
     return tuple(parse_record(item, f"{whole}:{i}") for i, item in enumerate(raw, 1))
-
-
-def _row(record: Record, columns: Sequence[str]) -> list[str]:
-    outcome = record.outcome["status"]
-    if not record.ok:
-        outcome += f": {record.outcome.get('reason', '').partition(chr(10))[0]}"
-    head = [record.arm, str(record.seed), outcome, record.commit[:_SHORT]]
-    head += [device_of(record.environment) or "", record.digest[:_SHORT], record.started]
-    return [*head, *(_cell(record, name) for name in columns)]
 
 
 def _cell(record: Record, name: str) -> str:
@@ -348,7 +347,3 @@ def raw_records(
 def stored_line(raw: dict[str, Any]) -> str:
     """Return JSON values as one line, alike for alike values."""
     return json.dumps(raw, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
-
-
-def _same(record: Record) -> Record:
-    return record

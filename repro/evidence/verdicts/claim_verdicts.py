@@ -27,7 +27,6 @@ class _Tested:
     compared: Compared
     sizes: Sizes | None
     blocked: str
-    pair: str
 
 
 def judge(
@@ -79,7 +78,7 @@ def judge(
         for index, p in zip(family, adjusted, strict=True):
             item = tested[index]
             if isinstance(item, _Tested):
-                final[index] = _decide(claims[index], item, p, len(family))
+                final[index] = _decide(claims[index], item, p, len(family), pair)
     return final
 
 
@@ -114,16 +113,18 @@ def _test(
     verdict = replace(verdict, n=len(blocks))
     blocked = _blocked(claim, by_arm, lost, pair)
     sizes = sizes_of(claim, metrics, values)
-    reason, beside = not_testable(claim, metrics, by_arm, sizes), sizes
+    reason = not_testable(claim, metrics, by_arm, sizes)
     status: Status = "not testable"
-    if not reason and len(blocks) >= fewest:
-        compared = compare(claim, blocks)
-        return _Tested(verdict=verdict, compared=compared, sizes=sizes, blocked=blocked, pair=pair)
-    if not reason:
-        status, beside = "inconclusive", None
+    if not reason and len(blocks) < fewest:
+        status = "inconclusive"
         reason = f"{len(blocks)} paired {pair}(s); a verdict needs {fewest}"
         reason += f". {blocked}" if blocked else ""
-    verdict = _shown(claim, replace(_with_sizes(verdict, beside), status=status, effect=mean))
+    elif sizes is not None:
+        verdict = replace(verdict, paper=sizes.paper, matters=sizes.matters)
+    if not reason:
+        compared = compare(claim, blocks)
+        return _Tested(verdict=verdict, compared=compared, sizes=sizes, blocked=blocked)
+    verdict = _shown(claim, replace(verdict, status=status, effect=mean))
     point = f"Point estimate {verdict.effect:{'' if claim.log else '+'}.3g} {verdict.unit}"
     return replace(verdict, sentence=f"{reason}. {point}")
 
@@ -153,7 +154,7 @@ def _blocked(claim: Claim, by_arm: Values, lost: Mapping[str, str], pair: str) -
     return "; ".join(dict.fromkeys(reasons))
 
 
-def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
+def _decide(claim: Claim, tested: _Tested, p: float, family: int, pair: str) -> Verdict:
     """Return the verdict after the family's correction, with its sentence."""
     compared, sizes = tested.compared, tested.sizes
     level = compared.level
@@ -164,15 +165,13 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
     if p < ALPHA and claim.side != "within":
         low = max(low, bound_of(claim)) if compared.above else low
         high = min(high, bound_of(claim)) if compared.below else high
-    detectable = (
-        st.minimum_detectable_effect(compared.deviation, compared.n)
-        if compared.test != "sign_flip"
-        else None
-    )
+    detectable = None
+    if compared.test != "sign_flip":
+        detectable = st.minimum_detectable_effect(compared.deviation, compared.n)
     verdict = _shown(
         claim,
         replace(
-            _with_sizes(tested.verdict, sizes),
+            tested.verdict,
             status=status,
             effect=compared.effect,
             low=low,
@@ -185,13 +184,18 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
     # With few values, even the full range of an exact test has less than the nominal confidence.
     together = 1 - level if confidence >= 1 - level / family else confidence
     words = _measured(claim, verdict, compared, family, together)
-    words += _sized(verdict, sizes)
+    if sizes is not None:
+        share = f" ({sizes.share})" if sizes.share and verdict.unit != "x" else ""
+        if verdict.paper is None:
+            words += f"; from {verdict.matters:.3g} {verdict.unit} on it would matter{share}"
+        else:
+            words += f"; the paper's size here is {verdict.paper:.3g} {verdict.unit}{share}"
     words += secondary_text(compared.secondary, verdict.unit, log=claim.log)
     if status == "not judged":
         words += f". The interval may reach {claim.widest:g} {verdict.unit} to either side at most"
     words += f". {tested.blocked}" if tested.blocked else ""
     if status == "inconclusive" and detectable is not None:
-        words += f". {_could_show(claim, verdict, compared, tested.pair)}"
+        words += f". {_could_show(claim, verdict, compared, pair)}"
     return replace(verdict, sentence=words)
 
 
@@ -241,10 +245,6 @@ def _shown(claim: Claim, verdict: Verdict) -> Verdict:
     return replace(verdict, **back)
 
 
-def _with_sizes(verdict: Verdict, sizes: Sizes | None) -> Verdict:
-    return verdict if sizes is None else replace(verdict, paper=sizes.paper, matters=sizes.matters)
-
-
 def _measured(
     claim: Claim, verdict: Verdict, compared: Compared, family: int, confidence: float
 ) -> str:
@@ -292,16 +292,6 @@ def _contrast(claim: Claim) -> str:
         several = f"{arm}{times}{size}" if claim.log else f"{size}{times}{arm}"
         words += sign + (arm if size == "1" else several)
     return f"{words.strip()}: "
-
-
-def _sized(verdict: Verdict, sizes: Sizes | None) -> str:
-    """Return the size that the effect is compared with: the paper's, else the smallest."""
-    if sizes is None:
-        return ""
-    share = f" ({sizes.share})" if sizes.share and verdict.unit != "x" else ""
-    if verdict.paper is None:
-        return f"; from {verdict.matters:.3g} {verdict.unit} on it would matter{share}"
-    return f"; the paper's size here is {verdict.paper:.3g} {verdict.unit}{share}"
 
 
 def _could_show(claim: Claim, verdict: Verdict, compared: Compared, pair: str) -> str:

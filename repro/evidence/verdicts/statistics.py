@@ -23,7 +23,6 @@ or plan.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -108,13 +107,20 @@ def difference(old: Sequence[float], new: Sequence[float], *, paired: bool = Fal
     difference and no test.
     """
     value = fmean(new) - fmean(old)
+    n, m = len(old), len(new)
     if paired:
         changes = [after - before for before, after in zip(old, new, strict=True)]
-        error, df = stdev(changes) / math.sqrt(len(changes)), float(len(changes) - 1)
-    elif max(len(old), len(new)) < MINIMUM_REPEATS:
+        error, df = stdev(changes) / math.sqrt(n), n - 1.0
+    elif max(n, m) < MINIMUM_REPEATS:
         return Difference(value=value)
+    elif min(n, m) < MINIMUM_REPEATS:
+        known = old if n >= m else new
+        error, df = stdev(known) * math.sqrt(1 / n + 1 / m), len(known) - 1.0
+    elif variance(old) == variance(new) == 0:
+        error, df = 0.0, n + m - 2.0
     else:
-        error, df = _standard_error(old, new)
+        both = welch((old, new), (-1.0, 1.0), math.nan)
+        error, df = both.error, both.freedom
     if error == 0:
         return Difference(
             value=value, low=value, high=value, p_above=float(value <= 0), p_below=float(value >= 0)
@@ -127,18 +133,6 @@ def difference(old: Sequence[float], new: Sequence[float], *, paired: bool = Fal
         p_above=t_cdf(-value / error, df),
         p_below=t_cdf(value / error, df),
     )
-
-
-def _standard_error(old: Sequence[float], new: Sequence[float]) -> tuple[float, float]:
-    """Return the standard error of a difference of means and its degrees of freedom."""
-    n, m = len(old), len(new)
-    if min(n, m) < MINIMUM_REPEATS:
-        known = old if n >= m else new
-        return stdev(known) * math.sqrt(1 / n + 1 / m), len(known) - 1
-    if variance(old) == variance(new) == 0:
-        return 0.0, n + m - 2
-    both = welch((old, new), (-1.0, 1.0), math.nan)
-    return both.error, both.freedom
 
 
 def wilson_interval(successes: float, n: int) -> tuple[float, float]:
@@ -224,8 +218,6 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     """
     from scipy.special import bdtr
 
-    if not values:
-        raise ValueError("the median of no values is not defined")
     ordered, n = sorted(values), len(values)
     levels = [1 - 2 * float(bdtr(place, n, 0.5)) for place in range((n + 1) // 2)]
     place = max((i for i, level in enumerate(levels) if level >= confidence), default=0)
@@ -280,17 +272,12 @@ def power(effect: float, n: int) -> float:
 
 def minimum_detectable_effect(deviation: float, n: int) -> float:
     """Return the smallest true mean difference found with probability `TARGET_POWER` by n pairs."""
-    if n < 2:
-        return math.inf
-    return deviation * _detectable(n)
-
-
-@functools.cache
-def _detectable(n: int) -> float:
-    """Return the effect, in standard deviations, that n pairs find at `TARGET_POWER`."""
     from scipy.optimize import brentq
     from scipy.special import nctdtrinc
 
+    if n < 2:
+        return math.inf
     # Good to six digits, which leaves a narrow interval for the root.
     near = nctdtrinc(n - 1, 1 - TARGET_POWER, t_quantile(0.975, n - 1)) / math.sqrt(n)
-    return float(brentq(lambda effect: power(effect, n) - TARGET_POWER, 0.9 * near, 1.1 * near))
+    found = brentq(lambda effect: power(effect, n) - TARGET_POWER, 0.9 * near, 1.1 * near)
+    return deviation * float(found)

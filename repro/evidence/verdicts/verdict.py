@@ -195,26 +195,23 @@ def judge_expectation(
     )
     if absent or not values:
         return verdict
-    final = _expected(expectation, verdict, values)
-    if lost and final.status == "reproduced":
-        return replace(final, status="inconclusive", sentence=f"{final.sentence}. {lost}")
-    return final
-
-
-def _expected(expectation: Expectation, verdict: Verdict, values: Mapping[Pair, float]) -> Verdict:
     interval = mean_interval(list(values.values()))
-    goal = "" if expectation.goal is None else f"; goal {expectation.goal:g}"
     low, high = interval.low, interval.high
-    verdict = replace(verdict, effect=interval.value)
     if expectation.statistic == "every_seed" or low is None or high is None:
+        low = high = None
         inside = [expectation.holds(value) for value in values.values()]
         status: Status = "reproduced" if all(inside) else "contradicted"
         listed = ", ".join(f"{value:.4g}" for value in values.values())
-        sentence = f"{sum(inside)} of {len(inside)} inside: {listed}{goal}"
-        return replace(verdict, status=status, sentence=sentence)
-    least, most = expectation.accept
-    outside = (least is not None and high < least) or (most is not None and low > most)
-    inside_whole = expectation.holds(low) and expectation.holds(high)
-    status = "contradicted" if outside else "reproduced" if inside_whole else "inconclusive"
-    sentence = f"mean {interval.value:.4g}, 95 % interval {low:.4g} to {high:.4g}, n = {interval.n}"
-    return replace(verdict, status=status, sentence=f"{sentence}{goal}", low=low, high=high)
+        sentence = f"{sum(inside)} of {len(inside)} inside: {listed}"
+    else:
+        least, most = expectation.accept
+        outside = (least is not None and high < least) or (most is not None and low > most)
+        inside_whole = expectation.holds(low) and expectation.holds(high)
+        status = "contradicted" if outside else "reproduced" if inside_whole else "inconclusive"
+        ends = f"95 % interval {low:.4g} to {high:.4g}"
+        sentence = f"mean {interval.value:.4g}, {ends}, n = {interval.n}"
+    sentence += "" if expectation.goal is None else f"; goal {expectation.goal:g}"
+    if lost and status == "reproduced":
+        status, sentence = "inconclusive", f"{sentence}. {lost}"
+    effect = interval.value
+    return replace(verdict, status=status, sentence=sentence, effect=effect, low=low, high=high)
