@@ -180,11 +180,7 @@ class Record:
 
 
 def record_of(
-    run: RunConfig,
-    measured: Measured,
-    *,
-    environment: dict[str, Any],
-    started: datetime,
+    run: RunConfig, measured: Measured, *, environment: dict[str, Any], started: datetime
 ) -> Record:
     """Return the record of a run that ends now, and that started at a time by `steady_now`.
 
@@ -214,10 +210,7 @@ def record_of(
 
 
 def failed_record(
-    run: RunConfig,
-    reason: str,
-    environment: dict[str, Any],
-    started: datetime | None = None,
+    run: RunConfig, reason: str, environment: dict[str, Any], started: datetime | None = None
 ) -> Record:
     """Return the record of a run that failed, with the reason (first line first)."""
     record = record_of(run, Measured(), environment=environment, started=started or steady_now())

@@ -237,7 +237,7 @@ def entries_of(records: Iterable[Record], path: Path) -> list[Entry]:
                 arm=record.arm,
                 name=name,
                 path=path / record.arm / name,
-                read=lambda own=record: own,
+                read=functools.partial(_same, record),
             )
         )
     return sorted(entries, key=lambda entry: (entry.arm, entry.name))
@@ -347,3 +347,7 @@ def raw_records(
 def stored_line(raw: dict[str, Any]) -> str:
     """Return JSON values as one line, alike for alike values."""
     return json.dumps(raw, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _same(record: Record) -> Record:
+    return record

@@ -61,18 +61,16 @@ def counts(record: Record) -> Iterator[str]:
     linears = sum((record.facts.get("linears") or {}).values())
     shape = shape_by_name(record.config["scale"]["checkpoint"])
     layers = shape.layers if shape is not None else linears // PROJECTIONS
+    projections = PROJECTIONS * layers
     needed: dict[FactName, int] = {
         "norms_wrapped": 2 * layers + 1,
         "norms_trained": 2 * layers * arm["norms_trained"],
-        "adapter_modules": PROJECTIONS * layers if arm["training"] == "lora" else 0,
+        "adapter_modules": projections if arm["training"] == "lora" else 0,
     }
     if shape is not None:
         needed["parameters_trainable"] = _trainable(record, shape)
-    if linears != PROJECTIONS * layers or not layers:
-        yield (
-            f"facts.linears counts {linears} projections; {layers} blocks have "
-            f"{PROJECTIONS * layers}"
-        )
+    if linears != projections or not layers:
+        yield f"facts.linears counts {linears} projections; {layers} blocks have {projections}"
     for name, count in needed.items():
         # Before training an adapter has no effect; some measurements leave it out.
         if name in ("adapter_modules", "parameters_trainable") and record.procedure == "dose":

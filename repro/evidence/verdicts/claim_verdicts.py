@@ -71,12 +71,9 @@ def judge(
             for index, (claim, item) in enumerate(zip(claims, tested, strict=True))
             if claim.mechanism is mechanism and _counts(claim, item)
         ]
-        uncorrected = (tested[index] for index in family)
-        adjusted = st.holm(
-            [item.compared.p if isinstance(item, _Tested) else 1.0 for item in uncorrected]
-        )
-        for index, p in zip(family, adjusted, strict=True):
-            item = tested[index]
+        items = [tested[index] for index in family]
+        alone = [item.compared.p if isinstance(item, _Tested) else 1.0 for item in items]
+        for index, item, p in zip(family, items, st.holm(alone), strict=True):
             if isinstance(item, _Tested):
                 final[index] = _decide(claims[index], item, p, len(family), pair)
     return final
@@ -168,19 +165,17 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int, pair: str) -> 
     detectable = None
     if compared.test != "sign_flip":
         detectable = st.minimum_detectable_effect(compared.deviation, compared.n)
-    verdict = _shown(
-        claim,
-        replace(
-            tested.verdict,
-            status=status,
-            effect=compared.effect,
-            low=low,
-            high=high,
-            p=p,
-            p_alone=compared.p,
-            detectable=detectable,
-        ),
+    decided = replace(
+        tested.verdict,
+        status=status,
+        effect=compared.effect,
+        low=low,
+        high=high,
+        p=p,
+        p_alone=compared.p,
+        detectable=detectable,
     )
+    verdict = _shown(claim, decided)
     # With few values, even the full range of an exact test has less than the nominal confidence.
     together = 1 - level if confidence >= 1 - level / family else confidence
     words = _measured(claim, verdict, compared, family, together)

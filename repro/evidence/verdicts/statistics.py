@@ -218,6 +218,8 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     """
     from scipy.special import bdtr
 
+    if not values:
+        raise ValueError("the median of no values is not defined")
     ordered, n = sorted(values), len(values)
     levels = [1 - 2 * float(bdtr(place, n, 0.5)) for place in range((n + 1) // 2)]
     place = max((i for i, level in enumerate(levels) if level >= confidence), default=0)
