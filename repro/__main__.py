@@ -10,8 +10,8 @@ import argparse
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -48,6 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             time.sleep(_SAYING_SECONDS)
         return USAGE
+    except Exception:
+        if args.command not in ("compare", "regress"):
+            raise
+        traceback.print_exc()  # nothing was judged: Python's own 1 would say that it was
+        return USAGE
     return status
 
 
@@ -71,40 +76,14 @@ def carried_out(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from repro.run.execute import main_run
     from repro.run.places import runs_folder
     from repro.run.select import check_line
 
-    status = _carry_out(args)
+    status = main_run(args)
     if status != INTERRUPTED and os.environ.get("RANK", "0") == "0":  # torchrun's first alone
         print(f"The records are in {runs_folder(args.runs)}. Next: {check_line(args)}")
     return status
-
-
-def _carry_out(args: argparse.Namespace) -> int:
-    from repro.evidence.provenance import source_at_start
-    from repro.spec.tier import require_linux
-
-    require_linux()
-    source_at_start()  # what the records of this start, and its plans, are of
-    from repro.run.execute import main_run
-
-    status: int = main_run(args)
-    return status
-
-
-def _compare(args: argparse.Namespace) -> int:
-    from repro.report.regression import judged_or_not, main_compare
-
-    return judged_or_not(main_compare, args)
-
-
-def _regress(args: argparse.Namespace) -> int:
-    from repro.report.regression import judged_or_not, main_regress
-
-    def run(line: Sequence[str]) -> int:
-        return _carry_out(build_parser().parse_args(["run", *line]))
-
-    return judged_or_not(partial(main_regress, run=run), args)
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -141,8 +120,9 @@ def _bundle(args: argparse.Namespace) -> int:
 
 def _reproduce(args: argparse.Namespace) -> int:
     from repro.report.run_report import main_report
+    from repro.run.execute import main_run
 
-    status = _carry_out(args)
+    status: int = main_run(args)
     if status not in (FINE, CONTRADICTED):
         return status
     _draw(_as_for("report", args))
@@ -176,8 +156,8 @@ _COMMANDS: dict[str, Sequence[str | Callable[[argparse.Namespace], int]]] = {
     "run": [_run],
     "reproduce": [_reproduce],
     "check": ["repro.report.console:main_check"],
-    "compare": [_compare],
-    "regress": [_regress],
+    "compare": ["repro.report.regression:main_compare"],
+    "regress": ["repro.report.regression:main_regress"],
     "report": [_report],
     "bless": ["repro.judge.blessing:main_bless"],
     "bundle": [_bundle],

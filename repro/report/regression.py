@@ -14,14 +14,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from repro.door.command_line import build_parser
 from repro.evidence.origins import devices_of, named_commits
 from repro.evidence.printable import one_line
 from repro.evidence.provenance import source_commit
@@ -39,7 +39,7 @@ from repro.judge.check import stored_evidence
 from repro.judge.gathering import gather
 from repro.judge.recorded import recorded_selections
 from repro.report.verdict_words import row_text
-from repro.run.execute import INTERRUPTED
+from repro.run import execute
 from repro.run.places import absence_text, expected_folder, runs_folder
 from repro.run.select import Selection, select
 from repro.spec.checks import require
@@ -191,17 +191,6 @@ def _blessed_side(selection: Selection, now: Side, expected: Path) -> Side:
     return Side(name="blessed records", problems=(sentence,))
 
 
-def judged_or_not(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Return the exit status of a command, 2 if it breaks: Python's own 1 would say `regressed`."""
-    try:
-        return command(args)
-    except (ValueError, OSError):
-        raise
-    except Exception:  # noqa: BLE001 - whatever went wrong, nothing was judged
-        traceback.print_exc()
-        return COULD_NOT_JUDGE
-
-
 def main_compare(args: argparse.Namespace) -> int:
     """Carry out `repro compare A B`; return the exit status."""
     expected = expected_folder(args.expected)
@@ -210,10 +199,8 @@ def main_compare(args: argparse.Namespace) -> int:
     return EXIT_STATUS[judgement.status]
 
 
-def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) -> int:
+def main_regress(args: argparse.Namespace) -> int:
     """Carry out `repro regress`: measure, compare with what is blessed, keep everything.
-
-    `run` carries out a command line of `repro run` and returns its exit status.
 
     Raises `ValueError` without a GPU, or for a target that has no systems tier.
     """
@@ -224,7 +211,7 @@ def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) 
     folder = Path(args.runs) if args.runs else _new_folder()
     folder.mkdir(parents=True, exist_ok=True)
     line = [*names, "--tier", tier, "--runs", str(folder), "--expected", str(expected)]
-    if run(line) == INTERRUPTED:
+    if execute.main_run(build_parser().parse_args(["run", *line])) == execute.INTERRUPTED:
         again = " ".join(["python -m repro regress", *args.targets, "--runs", str(folder)])
         sys.stdout.write(f"interrupted; go on with: {again}\n")
         return COULD_NOT_JUDGE

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from repro.evidence.environment import capture_environment
+from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, read_record, record_path, standing_of
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import launched_ranks
@@ -62,7 +63,7 @@ from repro.runlog.run_logger import LogOptions
 from repro.spec.checks import all_of, require, tried
 from repro.spec.config import RunConfig
 from repro.spec.target import other_tiers
-from repro.spec.tier import Tier
+from repro.spec.tier import Tier, require_linux
 
 if TYPE_CHECKING:
     from repro.distributed import Ranks
@@ -98,6 +99,8 @@ def main_run(args: argparse.Namespace, own: Own = None) -> int:
     own
         A selection in place of those that the line names, and what is printed of it.
     """
+    require_linux()
+    source_at_start()  # what the records of this start, and its plans, are of
     require(
         args.ranks == 1 or "TORCHELASTIC_RUN_ID" not in os.environ,
         f"--ranks {args.ranks}: torchrun starts the ranks already; leave one of both out",
