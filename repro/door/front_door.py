@@ -145,9 +145,10 @@ def train(
     KeyboardInterrupt
         When it was interrupted; what was trained is in a checkpoint.
     """
-    flags = dict(locals())  # of the same names, but for the settings
-    del flags["settings"]
-    flags["columns"] = _pairs(columns)
+    flags: dict[str, object] = {"model": model, "data": data, "columns": _pairs(columns)}
+    flags |= {"format": format, "aqn": aqn, "algorithm": algorithm, "template": template}
+    flags |= {"ranks": ranks, "until": until, "out": out, "steps": steps, "seed": seed}
+    flags |= {"revision": revision, "runs": runs}
     flags["reward"] = _function_named(reward) if callable(reward) else reward
     flags["set"] = [f"{key}={_text(value)}" for key, value in (settings or {}).items()]
     status, trained = _carry_out(_line("train", **flags))
@@ -242,8 +243,10 @@ def evaluate(
     ValueError
         For a request that cannot be carried out; names all that is wrong.
     """
-    flags = dict(locals()) | {"columns": _pairs(columns)}  # of the same names, but for the model
-    del flags["model"]
+    flags: dict[str, object] = {"data": data, "adapter": adapter, "columns": _pairs(columns)}
+    flags |= {"limit": limit, "samples": samples, "temperature": temperature, "top_p": top_p}
+    flags |= {"tokens": tokens, "prompt_tokens": prompt_tokens, "template": template}
+    flags |= {"seed": seed, "format": format, "revision": revision, "device": device}
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
         args = _line("evaluate", model, **flags, out=record)
