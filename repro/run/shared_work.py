@@ -26,7 +26,6 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from repro.evidence.record import record_path, standing_of
@@ -36,15 +35,6 @@ from repro.spec.tier import Tier
 
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """A task: claimed for this process, or busy in another; its runs recorded `elsewhere`."""
-
-    claimed: Task | None = None
-    busy: Task | None = None
-    elsewhere: Task | None = None
 
 
 class RunLocks:
@@ -71,16 +61,19 @@ class RunLocks:
         for path in list(self._descriptors):
             self._unlock(path)
 
-    def take(self, task: Task) -> Reservation:
-        """Reserve what of a task another start is not at and has not recorded."""
+    def take(self, task: Task) -> tuple[Task | None, Task | None]:
+        """Return what of a task is now claimed, and what another start has recorded meanwhile.
+
+        Both are None where another start is at it.
+        """
         path = self._path(task.run)
         if not self._lock(path):
-            return Reservation(busy=task)
+            return None, None
         elsewhere = [run for run in task.every if self._recorded_since(run)]
         claimed = [run for run in task.every if run not in elsewhere]
         if not claimed:
             self._unlock(path)
-        return Reservation(claimed=_part(task, claimed), elsewhere=_part(task, elsewhere))
+        return _part(task, claimed), _part(task, elsewhere)
 
     def release(self, task: Task) -> None:
         """Release a task that was claimed."""

@@ -28,7 +28,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from repro.run.shared_work import Reservation
 from repro.run.worker import STOPPING, UNDER_WAY, CarryOut, Event, EventKind, Task, work
 
 
@@ -81,7 +80,7 @@ class WorkerPool:
     retries: int = 0
     carry_out: CarryOut | None = None
     alone: bool = False
-    claim: Callable[[Task], Reservation] = lambda task: Reservation(claimed=task)
+    claim: Callable[[Task], tuple[Task | None, Task | None]] = lambda task: (task, None)
     should_stop: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
@@ -176,12 +175,12 @@ class WorkerPool:
         """
         busy, elsewhere, claimed = [], [], None
         while waiting and claimed is None:
-            reservation = self.claim(waiting.popleft())
-            if reservation.elsewhere is not None:
-                elsewhere.append(Event(task=reservation.elsewhere, kind="elsewhere"))
-            if reservation.busy is not None:
-                busy.append(reservation.busy)
-            claimed = reservation.claimed
+            task = waiting.popleft()
+            claimed, recorded = self.claim(task)
+            if recorded is not None:
+                elsewhere.append(Event(task=recorded, kind="elsewhere"))
+            elif claimed is None:
+                busy.append(task)
         waiting.extendleft(reversed(busy))
         return claimed, elsewhere
 

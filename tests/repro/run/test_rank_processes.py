@@ -30,7 +30,6 @@ from repro.run.several_ranks.rank_processes import (
     require_alike,
 )
 from repro.run.several_ranks.room import Room, require_ranks
-from repro.run.shared_work import Reservation
 from repro.run.worker import EndedError, Task
 from repro.runlog.stream import read_lines
 from repro.spec.config import DataConfig
@@ -498,19 +497,21 @@ def test_what_is_refused_on_one_rank_is_refused_on_all():
 
 
 @pytest.mark.parametrize(
-    ("then", "heard", "kinds"),
-    [("elsewhere", "", ["elsewhere"]), ("claimed", "", ["started", "finished"]),
-     ("busy", "stop", [])],
+    ("claimed", "elsewhere", "heard", "kinds"),
+    [(False, True, "", ["elsewhere"]), (True, False, "", ["started", "finished"]),
+     (False, False, "stop", [])],
 )  # fmt: skip
-def test_the_first_rank_waits_for_another_start(tmp_path, monkeypatch, then, heard, kinds):
+def test_the_first_rank_waits_for_another_start(
+    tmp_path, monkeypatch, claimed, elsewhere, heard, kinds
+):
     monkeypatch.setattr(rank_processes, "outcome_of", lambda *args: ("finished", ""))
     monkeypatch.setattr(InPlace, "look_seconds", 0.0)
     task, told = Task(run=run_of(), folder=tmp_path, runs=tmp_path), []
-    answers = iter([{"busy": task}, {then: task}])
+    answers = iter([(None, None), (task if claimed else None, task if elsewhere else None)])
     ranks = SimpleNamespace(objects=lambda text: told.append(text) or [text, heard])
-    first = InPlace(ranks, 1, tmp_path, claim=lambda task: Reservation(**next(answers)))
+    first = InPlace(ranks, 1, tmp_path, claim=lambda task: next(answers))
     assert [event.kind for event in first.execute([task])] == kinds
-    assert told == ["wait", *[task.run.digest()] * (then == "claimed")]
+    assert told == ["wait", *[task.run.digest()] * claimed]
 
 
 def test_of_torchruns_runs_one_that_failed_comes_after_the_others(tmp_path, monkeypatch):
@@ -520,7 +521,7 @@ def test_of_torchruns_runs_one_that_failed_comes_after_the_others(tmp_path, monk
     path.parent.mkdir(parents=True)
     path.with_name("seed-0.failed-1.json").touch()
     ranks = SimpleNamespace(objects=lambda text: [text])
-    first = InPlace(ranks, 1, tmp_path, claim=lambda task: Reservation(claimed=task))
+    first = InPlace(ranks, 1, tmp_path, claim=lambda task: (task, None))
     events = first.execute([Task(run=run, folder=tmp_path, runs=tmp_path) for run in runs])
     assert [event.task.run.seed for event in events if event.kind == "finished"] == [1, 0]
 

@@ -40,15 +40,13 @@ def test_what_one_start_has_claimed_another_leaves_and_gets_afterwards(tmp_path)
     runs, said = runs_of(), list[str]()
     task = task_of(runs, tmp_path)
     with start(tmp_path, runs) as one, start(tmp_path, runs, said) as two:
-        assert one.take(task).claimed == task
-        assert one.take(task).claimed == task  # it was given back to the queue, say
-        claim = two.take(task)
-        assert (claim.claimed, claim.busy, claim.elsewhere) == (None, task, None)
-        assert two.take(task).busy == task
+        assert one.take(task)[0] == task
+        assert one.take(task)[0] == task  # it was given back to the queue, say
+        assert two.take(task) == (None, None)
         (sentence,) = said
         assert f"process {os.getpid()} on" in sentence
         one.release(task)
-        assert two.take(task).claimed == task
+        assert two.take(task)[0] == task
     assert not list(tmp_path.rglob("*.lock"))
 
 
@@ -56,9 +54,9 @@ def test_of_a_task_s_runs_a_start_takes_what_is_not_recorded(tmp_path, made_up_r
     runs = runs_of()
     with start(tmp_path, runs) as one:
         made_up_record(runs[3]).write(tmp_path)
-        claim = one.take(task_of(runs, tmp_path))
-        assert claim.claimed.every == tuple(runs[:3])
-        assert claim.elsewhere.every == tuple(runs[3:])
+        claimed, elsewhere = one.take(task_of(runs, tmp_path))
+        assert claimed.every == tuple(runs[:3])
+        assert elsewhere.every == tuple(runs[3:])
 
 
 def test_a_run_that_another_start_tried_in_vain_is_not_tried_again_by_this_one(tmp_path):
@@ -66,19 +64,19 @@ def test_a_run_that_another_start_tried_in_vain_is_not_tried_again_by_this_one(t
     failed_record(runs[0], "before any of the two", {}).write(tmp_path)
     task = task_of(runs, tmp_path)
     with start(tmp_path, runs) as one:
-        assert one.take(task).claimed == task
+        assert one.take(task)[0] == task
         failed_record(runs[0], "by the other", {}).write(tmp_path)
         one.release(task)
-        assert one.take(task).elsewhere == task
+        assert one.take(task) == (None, task)
     with start(tmp_path, runs) as next_start:
-        assert next_start.take(task).claimed == task
+        assert next_start.take(task)[0] == task
 
 
 def test_measurements_are_claimed_one_at_a_time(tmp_path):
     small, large = (dataclasses.replace(run, tier="systems") for run in runs_of()[:2])
     with start(tmp_path, [small, large]) as one, start(tmp_path, [small, large]) as two:
-        assert one.take(task_of([small], tmp_path)).claimed is not None
-        assert two.take(task_of([large], tmp_path)).busy is not None
+        assert one.take(task_of([small], tmp_path))[0] is not None
+        assert two.take(task_of([large], tmp_path)) == (None, None)
 
 
 def test_without_locks_a_sentence_says_so_once_and_the_runs_go_on(tmp_path, monkeypatch):
@@ -87,7 +85,7 @@ def test_without_locks_a_sentence_says_so_once_and_the_runs_go_on(tmp_path, monk
     runs, said = runs_of(), list[str]()
     with start(tmp_path, runs, said) as one:
         for run in runs:
-            assert one.take(task_of([run], tmp_path)).claimed is not None
+            assert one.take(task_of([run], tmp_path))[0] is not None
     (sentence,) = said
     assert "has no locks" in sentence
 
@@ -116,7 +114,7 @@ TAKING = """
 runs = runs_of()[:1]
 claims, task, taken = start(folder, runs), task_of(runs, folder), 0
 while taken < 100:
-    if claims.take(task).claimed is None:
+    if claims.take(task)[0] is None:
         continue
     os.mkdir(folder / "inside")  # raises where another is inside
     os.rmdir(folder / "inside")
@@ -126,7 +124,7 @@ print("taken", taken, flush=True)
 """
 HOLDING = """
 claims = start(folder, runs_of())
-assert claims.take(task_of(runs_of(), folder)).claimed is not None
+assert claims.take(task_of(runs_of(), folder))[0] is not None
 print("taken", flush=True)
 time.sleep(600)
 """
@@ -156,11 +154,11 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
     holder = python(HOLDING, tmp_path)
     assert holder.stdout.readline() == "taken\n"
     with start(tmp_path, runs) as other:
-        assert other.take(task).busy == task
+        assert other.take(task) == (None, None)
         os.kill(holder.pid, signal.SIGKILL)
         holder.communicate()
         assert len(list(tmp_path.rglob("seed-*.lock"))) == 1
-        assert other.take(task).claimed == task
+        assert other.take(task)[0] == task
 
 
 def test_two_starts_share_the_work_and_both_know_how_it_ended(tmp_path):
