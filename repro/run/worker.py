@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from repro.evidence.environment import SEGMENTED
 from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Progress, RunContext, Stopped
@@ -31,21 +31,11 @@ from repro.run.disk import is_disk_fault, sentence_of
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.tier import REAL_CHECKPOINTS, Tier
 
-EventKind = Literal[
-    "started",
-    "progress",
-    "warning",
-    "note",
-    "finished",
-    "stopped",
-    "failed",
-    "returned",
-    "lost",
-    "disk",
-    "elsewhere",
-]
-# Events of a task that goes on; any other ends it.
-UNDER_WAY: tuple[EventKind, ...] = ("started", "progress", "warning", "note")
+# Events of a task that goes on, and those that end it.
+_UnderWay = Literal["started", "progress", "warning", "note"]
+_Ended = Literal["finished", "stopped", "failed", "returned", "lost", "disk", "elsewhere"]
+EventKind = _UnderWay | _Ended
+UNDER_WAY: tuple[EventKind, ...] = get_args(_UnderWay)
 CarryOut = Callable[[Sequence[RunConfig], Path, RunContext], Any]
 # How long a rank that lost another waits for the launcher to find and name that one.
 _NAMING_SECONDS = 3.0
