@@ -22,7 +22,7 @@ from repro.evidence.verdicts.verdict import MINIMUM_SEEDS
 from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import keep_carried_plans, needs_plan
 from repro.run.places import expected_folder, runs_folder
-from repro.run.select import Selection, changes_of, select, selections_of
+from repro.run.select import Selection, selections_of
 from repro.spec.checks import require
 from repro.spec.target import Target
 from repro.spec.tier import PLANNED, Tier, parse_tier
@@ -85,9 +85,10 @@ def _bless_device(args: argparse.Namespace, folder: Path, expected: Path) -> int
         "--device blesses whole targets; leave out --add and --unfinished",
     )
     tier, here = parse_tier(args.tier or Tier.SYSTEMS.value), device_of(capture_environment())
-    names = args.targets or [item.name for item in TARGETS if tier in item.scales]
+    args.targets = args.targets or [item.name for item in TARGETS if tier in item.scales]
+    args.tier = tier.value
     sentences, blessed = [], 0
-    for selection in select(names, tier=tier.value, changes=changes_of(args)):
+    for selection in selections_of(args):
         name, evidence = selection.target.name, gather(selection, folder, expected)
         device = evidence.device
         if here and device and device != here:

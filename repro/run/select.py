@@ -58,15 +58,11 @@ class Changes:
     limit: int | None = None
 
 
-def changes_of(args: argparse.Namespace) -> Changes:
-    """Return the changes that a command line asks for: `--config` first, then what it names."""
-    changes, refused = _changes(args)
-    require(not refused, "; ".join(refused))
-    return changes
-
-
 def _changes(args: argparse.Namespace) -> tuple[Changes, list[str]]:
-    """Return the changes that can be read, and the errors of the others."""
+    """Return the changes that can be read, and the errors of the others.
+
+    `--config` comes first, then what the line names.
+    """
     given = vars(args)
     file, model = given.get("config"), given.get("model")
     (settings, checkpoint, changed, steps, limit), refused = tried(

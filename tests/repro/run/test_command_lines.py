@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from repro.__main__ import build_parser, main
-from repro.run.select import changes_of, check_line, select, selections_of
+from repro.run.select import check_line, select, selections_of
 from repro.run.several_ranks.room import devices_to_fill, require_workers
 from repro.spec.settings import parse_settings, with_settings
 from repro.spec.tier import Tier
@@ -248,18 +248,16 @@ def test_a_command_line_goes_before_a_file(tmp_path):
 
 def test_a_hub_name_brings_its_revision_and_a_folder_none(tmp_path):
     def settings(*line):
-        return changes_of(build_parser().parse_args(["plan", "table1", *line])).settings
+        scale = selected("table1", "--tier", "smoke", *line).source.scales[Tier.SMOKE]
+        return scale.checkpoint, scale.revision
 
-    assert settings("--model", "owner/model") == {"checkpoint": "owner/model", "revision": "main"}
-    assert settings("--model", "owner/model", "--revision", "v1") == {
-        "checkpoint": "owner/model",
-        "revision": "v1",
-    }
-    assert settings("--model", str(tmp_path)) == {"checkpoint": str(tmp_path), "revision": ""}
+    assert settings("--model", "owner/model") == ("owner/model", "main")
+    assert settings("--model", "owner/model", "--revision", "v1") == ("owner/model", "v1")
+    assert settings("--model", str(tmp_path)) == (str(tmp_path), "")
     # The commit that the targets pin, not whatever the branch holds by then.
     named = "Qwen/Qwen2.5-7B-Instruct"
     pinned = find("table1").scales[Tier.PAPER].revision
-    assert settings("--model", named) == {"checkpoint": named, "revision": pinned}
+    assert settings("--model", named) == (named, pinned)
 
 
 def test_values_are_read_by_the_type_of_their_field():
