@@ -60,8 +60,20 @@ def main_dose(args: argparse.Namespace) -> int:
     table.add_column("policy")
     for title in _SHOWN.values():
         table.add_column(title, justify="right")
+    tier = Tier.PAPER if on_gpu else Tier.SMOKE
+    context = RunContext(
+        folder=Path(),
+        progress=lambda text, values: None,
+        should_stop=lambda: False,
+        threads=len(os.sched_getaffinity(0)),
+    )
     for arm in track(arms, "doses", transient=True):
-        values = _measured(arm, scale, Tier.PAPER if on_gpu else Tier.SMOKE)
+        run = RunConfig(
+            target="dose", target_version=1, tier=tier.value, procedure="dose", arm=arm,
+            scale=scale, seed=0,
+        )  # fmt: skip
+        measured = procedure_named("dose")(run, context)
+        values = [measured.metrics[name].value for name in _SHOWN]
         table.add_row(arm.label, *("-" if v is None else f"{v:.3g}" for v in values))
     Console().print(table)
     return 0
@@ -76,19 +88,3 @@ def _scale(model: str, prompts: int, new_tokens: int, on_gpu: bool) -> TrainScal
         group_size=_GROUP,
         rollout=replace(scale.rollout, max_new_tokens=new_tokens),
     )
-
-
-def _measured(arm: Arm, scale: TrainScale, tier: Tier) -> list[float | None]:
-    """Return what is shown of one arm."""
-    run = RunConfig(
-        target="dose", target_version=1, tier=tier.value, procedure="dose", arm=arm, scale=scale,
-        seed=0,
-    )  # fmt: skip
-    context = RunContext(
-        folder=Path(),
-        progress=lambda text, values: None,
-        should_stop=lambda: False,
-        threads=len(os.sched_getaffinity(0)),
-    )
-    measured = procedure_named("dose")(run, context)
-    return [measured.metrics[name].value for name in _SHOWN]

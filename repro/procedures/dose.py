@@ -69,20 +69,12 @@ _PROGRAM = re.compile(r"```|^\s*(?:def |import |print\()", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sampled:
-    """Completions of each prompt, and the same as rows, in parts of whole prompts."""
-
-    completions: list[Completion]
-    parts: tuple[Rows, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Common:
-    """What every arm of a seed is compared with: the BF16 policy and its completions."""
+    """What every arm of a seed is compared with: the BF16 policy and its completions as rows."""
 
     policy: Policy
     asked: list[Question]
-    sampled: Sampled
+    parts: Sequence[Rows]
     temperature: float
 
 
@@ -100,16 +92,16 @@ def measure_dose(run: RunConfig, context: RunContext) -> Measured:
     temperature = run.rollout.temperature
     with torch.no_grad(), _noise(run, policy) as receipt, GraderPool() as pool:
         progress("sampling its own", {})
-        own = _sampled(policy, common.asked, scale, run.seed, temperature)
+        completions, own = _sampled(policy, common.asked, scale, run.seed, temperature)
         if should_stop():
             raise Stopped
         progress("measuring", {})
         by_prompt = _of_distributions(policy, common, own, temperature)
-        token_ids = [completion.token_ids for completion in own.completions]
+        token_ids = [completion.token_ids for completion in completions]
         openings = [question.opening for question in common.asked]
         texts = read_texts(token_ids, openings, policy.tokenizer)
         reads = template_named(scale.prompt_template).reads
-        answers = answers_of(common.asked, texts, own.completions, pool, reads)
+        answers = answers_of(common.asked, texts, completions, pool, reads)
     by_prompt |= _of_answers(answers, texts)
     metrics = {name: _mean(values, _UNITS.get(name, "nats")) for name, values in by_prompt.items()}
     metrics |= answers.estimates(scale.evaluation.at)
@@ -174,14 +166,17 @@ def _common(run: RunConfig) -> Common:
         max_prompt_tokens=scale.max_prompt_tokens,
     )
     with torch.no_grad():
-        own = _sampled(policy, asked, scale, run.seed, run.rollout.temperature)
-    return Common(policy=policy, asked=asked, sampled=own, temperature=run.rollout.temperature)
+        _, parts = _sampled(policy, asked, scale, run.seed, run.rollout.temperature)
+    return Common(policy=policy, asked=asked, parts=parts, temperature=run.rollout.temperature)
 
 
 def _sampled(
     policy: Policy, asked: Sequence[Question], scale: TrainScale, seed: int, temperature: float
-) -> Sampled:
-    """Return a group of completions of each question, as rollouts are drawn."""
+) -> tuple[list[Completion], list[Rows]]:
+    """Return a group of completions of each question, as rollouts are drawn, also as rows.
+
+    The rows are in parts of whole prompts.
+    """
     group, limit = scale.group_size, scale.rollout.max_new_tokens
     sampling = SamplingConfig(temperature=temperature, max_new_tokens=limit)
     prompts = [question.prompt for question in asked]
@@ -197,30 +192,30 @@ def _sampled(
     if close is not None:
         close()
     at_once = max(1, _ROWS // group)
-    parts = tuple(
+    parts = [
         make_rows(
             prompts[first : first + at_once],
             completions[first * group : (first + at_once) * group],
             group_size=group,
         )
         for first in range(0, len(prompts), at_once)
-    )
-    return Sampled(completions=completions, parts=parts)
+    ]
+    return completions, parts
 
 
 def _of_distributions(
-    policy: Policy, common: Common, own: Sampled, temperature: float
+    policy: Policy, common: Common, own: Sequence[Rows], temperature: float
 ) -> dict[str, list[float]]:
     """Return what the distributions along common and own completions say, a value per prompt."""
     values = defaultdict[str, list[float]](list)
-    for rows in common.sampled.parts:
+    for rows in common.parts:
         kl, forced = compared(
             common.policy, packed_hidden(common.policy, rows), policy, packed_hidden(policy, rows),
             (common.temperature, temperature),
         )  # fmt: skip
         values["kl_completions"] += _by_prompt(rows, kl)
         values["entropy_forced"] += _by_prompt(rows, forced)
-    for rows in own.parts:
+    for rows in own:
         entropy, choice = zip(*_along(policy, rows, temperature), strict=True)
         values["entropy_own"] += _by_prompt(rows, torch.cat(entropy))
         values["entropy_finished"] += _by_prompt(rows, torch.cat(entropy), finished=True)

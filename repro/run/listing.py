@@ -12,15 +12,9 @@ from repro.targets import TARGETS, runs_of
 
 
 def main_list(args: argparse.Namespace) -> int:
-    """Print the listing; return 0."""
-    print(listing_text(args.all))  # noqa: T201
-    return 0
-
-
-def listing_text(everything: bool) -> str:
-    """Return the paper's tables and figures as lines of text, the others named or counted."""
+    """Print the paper's tables and figures, the others named or counted; return 0."""
     groups = grouped_by(TARGETS, _group)
-    named = _GROUPS if everything else _GROUPS[:1]
+    named = _GROUPS if args.all else _GROUPS[:1]
     width = max(len(item.name) for title in named for item in groups[title])
     lines = []
     for title in named:
@@ -30,7 +24,7 @@ def listing_text(everything: bool) -> str:
             tiers = " ".join(tier.value for tier in runs_of(item).tiers()) or "-"
             lines.append(f"  {item.name:<{width}}  {tiers:<12}  {title_of(item)}{reason}")
         lines.append("")
-    if not everything:
+    if not args.all:
         lines.append("Further targets, which `python -m repro list --all` names")
         lines += [f"  {len(groups[title]):<3} {title}" for title in _GROUPS[1:]]
         lines.append("")
@@ -43,7 +37,8 @@ def listing_text(everything: bool) -> str:
         lines.append(f"           {state}")
         lines.append(f"           a pass means: {tier.meaning}")
     lines += ["", "Next: python -m repro plan table1"]
-    return "\n".join(lines)
+    print("\n".join(lines))  # noqa: T201
+    return 0
 
 
 _GROUPS = (

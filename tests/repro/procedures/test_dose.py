@@ -98,7 +98,7 @@ def test_the_kl_is_that_of_whole_distributions():
 
 
 def test_only_finished_rows_count_where_they_alone_are_asked_for():
-    rows = module._common(module._untreated(run_of("bf16_lora"))).sampled.parts[0]
+    rows = module._common(module._untreated(run_of("bf16_lora"))).parts[0]
     values = torch.arange(float(rows.mask.sum()))
     ended = dataclasses.replace(rows, truncated=torch.zeros_like(rows.truncated))
     cut = dataclasses.replace(rows, truncated=torch.ones_like(rows.truncated))
