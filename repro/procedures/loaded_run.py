@@ -64,14 +64,12 @@ class ProblemSets:
         """Load a scale's problems; those of training only if `trains`, or for their prompts."""
         further = {item.name: load_problems(item.data, "test") for item in scale.test_sets}
         develops = trains and scale.evaluation.every > 0
+        prompted = trains or scale.evaluation.prompts_of_steps
+        test = [problem for problems in further.values() for problem in problems]
         return cls(
-            train=load_problems(scale.data, "train")
-            if trains or scale.evaluation.prompts_of_steps
-            else [],
+            train=load_problems(scale.data, "train") if prompted else [],
             development=load_problems(scale.data, "development") if develops else [],
-            test=load_problems(scale.data, "test")
-            if scale.accuracy_over == "split"
-            else [problem for problems in further.values() for problem in problems],
+            test=load_problems(scale.data, "test") if scale.accuracy_over == "split" else test,
             further=further,
             rewarded=rewarded,
         )

@@ -79,12 +79,12 @@ _RETRIES = 1
 _GRACE = 600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunCounts:
     """Numbers of runs that were recorded before, finished now, failed, or are left to do."""
 
     before: int
-    finished: int
+    finished: int = 0
     failed: int
     left: int
 
@@ -209,7 +209,7 @@ def execute(
     records cannot be used (`DiskError`).
     """
     standing = standing_of(plan, runs)
-    before, blocked = len(standing.recorded), len(standing.blocked)
+    before = len(standing.recorded)
     pending, refused = fit_runs(
         standing.left, lambda run: refusal(run, room.ranks) or files_refusal(run)
     )
@@ -217,15 +217,15 @@ def execute(
     require(bool(pending or before) or not plan, "\n".join(refused))
     for sentence in refused:
         console.print(sentence, highlight=False, markup=False)
+    counts = RunCounts(before=before, failed=len(standing.blocked), left=len(pending))
     if not pending:
         every = "All" if before == len(plan) else "Of all runs"
         console.print(f"{every} {before} runs are recorded in {runs}; nothing to do.")
-        return RunCounts(before=before, finished=0, failed=blocked, left=0)
+        return counts
     require_writable(runs)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
     tasks = tasks_of(pending, runs.absolute())
-    counts = {"finished": 0, "failed": 0}
     locks = RunLocks(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     grace = _GRACE
     if max(room.ranks, *map(ranks_of, pending)) > 1:
@@ -250,13 +250,11 @@ def execute(
     stopping = on_stopping(_asked_to_stop(pool, console))
     with locks, pool, Display(tasks, before, console) as display, stopping:
         faults = _follow(pool, tasks, locks, counts, display)
-    left = len(pending) - counts["finished"] - counts["failed"]
-    failed = counts["failed"] + blocked
     if faults:
-        raise DiskError(f"{faults[0]}; {left} runs are left; rerun the command to continue")
-    if left:
-        console.print(f"Interrupted: {left} runs are left. Rerun the command to continue.")
-    return RunCounts(before=before, finished=counts["finished"], failed=failed, left=left)
+        raise DiskError(f"{faults[0]}; {counts.left} runs are left; rerun the command to continue")
+    if counts.left:
+        console.print(f"Interrupted: {counts.left} runs are left. Rerun the command to continue.")
+    return counts
 
 
 def _needs_a_fresh_process(run: RunConfig) -> bool:
@@ -268,7 +266,7 @@ def _follow(
     pool: WorkerPool,
     tasks: Sequence[Task],
     locks: RunLocks,
-    counts: dict[str, int],
+    counts: RunCounts,
     display: Display,
 ) -> list[str]:
     """Wait for all tasks to end; return errors of the disk."""
@@ -284,7 +282,7 @@ def _follow(
     return faults
 
 
-def _conclude(event: Event, counts: dict[str, int]) -> list[str]:
+def _conclude(event: Event, counts: RunCounts) -> list[str]:
     """Count an ended run; write a failure record, or remove a finished run's checkpoint.
 
     Returns why what stands at the place of a record is not the run's.
@@ -293,8 +291,9 @@ def _conclude(event: Event, counts: dict[str, int]) -> list[str]:
         return []
     task = event.task
     standing = standing_of(task.every, task.runs)
-    counts["finished"] += len(standing.recorded)
-    counts["failed"] += len(task.every) - len(standing.recorded)
+    counts.finished += len(standing.recorded)
+    counts.failed += len(task.every) - len(standing.recorded)
+    counts.left -= len(task.every)
     if event.kind == "failed":
         # Some of a task's runs may have been recorded before its worker died: these are done.
         environment = capture_environment()

@@ -52,11 +52,9 @@ class Display:
     def show(self, event: Event, metrics: Mapping[str, float] | None = None) -> None:
         """Take note of one event; `metrics` are those of the record of a finished run."""
         name = _name(event.task)
-        if event.kind == "warning":
-            self._console.print(f"[yellow]warning[/] {escape(event.text)}", highlight=False)
-            return
-        if event.kind == "note":
-            self._console.print(escape(event.text), highlight=False)
+        if event.kind in ("warning", "note"):
+            mark = "[yellow]warning[/] " if event.kind == "warning" else ""
+            self._console.print(f"{mark}{escape(event.text)}", highlight=False)
             return
         if event.kind in ("started", "progress"):
             self._active[name] = event
@@ -67,12 +65,9 @@ class Display:
             self._done += len(event.task.every)
             self._progress.update(self._bar, completed=self._done)
         numbers = "  ".join(f"{key} {value:.1f}" for key, value in (metrics or {}).items())
-        measured = event.task.run.tier == Tier.SYSTEMS.value
-        again = (
-            "it is measured again from its beginning"
-            if measured
-            else "it resumes from its checkpoint"
-        )
+        again = "it resumes from its checkpoint"
+        if event.task.run.tier == Tier.SYSTEMS.value:
+            again = "it is measured again from its beginning"
         label, rest = {
             "finished": ("[green]done[/]   ", numbers),
             "returned": ("[yellow]again[/]  ", _reason(event)),

@@ -23,7 +23,7 @@ from repro.evidence.record import run_folder
 from repro.run.several_ranks.rank_processes import identity_of, require_alike
 from repro.run.worker import Event, Task
 from repro.run.workers import WorkerPool
-from repro.runlog.stream import read_lines
+from repro.runlog.run_logger import read_lines
 from repro.spec.checks import require
 
 

@@ -15,7 +15,7 @@ from repro.models.memory_plan import training_memory
 from repro.procedures.loaded_run import ProblemSets
 from repro.procedures.train import evaluate_untrained, fitting_update, train_and_evaluate
 from repro.run.carry_out import keep, procedure_named
-from repro.runlog.stream import read_lines
+from repro.runlog.run_logger import read_lines
 from repro.spec.arm import NoiseConfig, PlantedRounding
 from repro.spec.target import plan
 from repro.spec.tier import Tier

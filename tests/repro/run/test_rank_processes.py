@@ -31,7 +31,7 @@ from repro.run.several_ranks.rank_processes import (
 )
 from repro.run.several_ranks.room import Room, require_ranks
 from repro.run.worker import EndedError, Task
-from repro.runlog.stream import read_lines
+from repro.runlog.run_logger import read_lines
 from repro.spec.config import DataConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier

@@ -9,7 +9,7 @@ import pytest
 from repro.__main__ import main
 from repro.evidence.record import read_record
 from repro.run.several_ranks.ray_pool import join_cluster
-from repro.runlog.stream import read_lines
+from repro.runlog.run_logger import read_lines
 from tests.repro.run.test_execute import arguments, command, until
 
 ROOT = Path(__file__).parents[3]

@@ -14,8 +14,7 @@ from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_tokenizer
 from repro.run.carry_out import carry_out
 from repro.run.places import expected_folder
-from repro.runlog.run_logger import VARIABLE, LogOptions, RunLogger
-from repro.runlog.stream import read_lines
+from repro.runlog.run_logger import VARIABLE, LogOptions, RunLogger, read_lines
 from repro.runlog.trackers import TRACKERS, name_of
 from repro.spec.variants import with_steps
 from repro.targets import find

@@ -3,7 +3,7 @@
 import json
 import math
 
-from repro.runlog.stream import StepLines, read_lines
+from repro.runlog.run_logger import StepLines, read_lines
 
 
 def steps_in(path):

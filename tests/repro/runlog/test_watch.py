@@ -12,8 +12,7 @@ from repro.evidence.procedure import WARNING
 from repro.evidence.record import find_record, run_folder
 from repro.reward.custom import reward_named
 from repro.run.carry_out import carry_out
-from repro.runlog.run_logger import VARIABLE, LogOptions, RunLogger
-from repro.runlog.stream import read_lines
+from repro.runlog.run_logger import VARIABLE, LogOptions, RunLogger, read_lines
 from repro.runlog.trackers import TRACKERS, name_of
 from repro.runlog.watch import LENIENT, MIXED, Watch
 from repro.spec.variants import with_steps
