@@ -44,9 +44,7 @@ from repro.targets.steps import BF16, LENGTH_POINTS, NVFP4
 
 Values = Mapping[Any, float]
 _SEEDS = (0, 1, 2)
-_CONTEXT = RunContext(
-    folder=Path(), progress=lambda text, values: None, should_stop=lambda: False, threads=2
-)
+_CONTEXT = RunContext(folder=Path(), threads=2)
 BATCHES = POINTS[0].batches
 # The 7B at every batch, in the engine of its target; of the 32B one batch.
 CELLS: tuple[ThroughputPoint, ...] = (POINTS[0], dataclasses.replace(POINTS[2], batches=(8,)))

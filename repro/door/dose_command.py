@@ -61,12 +61,7 @@ def main_dose(args: argparse.Namespace) -> int:
     for title in _SHOWN.values():
         table.add_column(title, justify="right")
     tier = Tier.PAPER if on_gpu else Tier.SMOKE
-    context = RunContext(
-        folder=Path(),
-        progress=lambda text, values: None,
-        should_stop=lambda: False,
-        threads=len(os.sched_getaffinity(0)),
-    )
+    context = RunContext(folder=Path(), threads=len(os.sched_getaffinity(0)))
     for arm in track(arms, "doses", transient=True):
         run = RunConfig(
             target="dose", target_version=1, tier=tier.value, procedure="dose", arm=arm,

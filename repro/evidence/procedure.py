@@ -68,8 +68,8 @@ class RunContext:
     """
 
     folder: Path
-    progress: Progress
-    should_stop: Callable[[], bool]
+    progress: Progress = lambda text, values: None
+    should_stop: Callable[[], bool] = lambda: False
     threads: int
 
 

@@ -26,8 +26,7 @@ from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 def context_of(folder: Path, **changes: Any) -> RunContext:
     """Return where a run is carried out that nobody watches or stops."""
-    how = {"progress": lambda *told: None, "should_stop": lambda: False, "threads": 1}
-    return RunContext(folder=folder, **(how | changes))
+    return RunContext(folder=folder, **({"threads": 1} | changes))
 
 
 # Of the texts, golds and seeds of completions.
