@@ -27,7 +27,7 @@ from nox.command import CommandFailed
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from repro.spec.target import Target, default_tier
 from repro.spec.tier import Tier, cuda_devices
-from repro.targets import TARGETS, runs_of
+from repro.targets import TARGETS
 
 nox.needs_version = ">=2024.10.9"
 nox.options.sessions = ["tests", "lint", "types"]
@@ -110,7 +110,7 @@ def pytest(session: nox.Session, python: str, *arguments: str) -> None:
 
 def add_reproduction(target: Target) -> None:
     """Add the session `reproduce-<target>`; flags after `--` go to `python -m repro reproduce`."""
-    runs = runs_of(target)
+    runs = target.runs
     stored = any((ROOT / "expected" / "records").rglob(f"{runs.name}.csv"))
     drawn = target.paper_file not in ("", "table4")
 

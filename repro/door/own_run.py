@@ -60,11 +60,11 @@ def selection_of(args: argparse.Namespace) -> Selection:
     changed = with_overrides(own, tier, parse_settings(args.set or []))
     scales = {tier: _ending(changed.scales[tier], args.until)}
     own = dataclasses.replace(own, arms=changed.arms, scales=scales)
-    (run,) = Selection(target=own, source=own, tier=tier).plan()
+    (run,) = Selection(target=own, tier=tier).plan()
     require_fit([run])
     _require_memory(run, args.ranks)
     own = dataclasses.replace(own, name=f"{own.name}_{run.digest()[:6]}")
-    return Selection(target=own, source=own, tier=tier)
+    return Selection(target=own, tier=tier)
 
 
 def _parts(args: argparse.Namespace, *, on_gpu: bool) -> tuple[Arm, TrainScale]:

@@ -13,7 +13,7 @@ from repro.judge.check import Checked, check_selection
 from repro.run.select import Selection
 from repro.spec.checks import require
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, parse_tier
-from repro.targets import TARGETS, find, runs_of
+from repro.targets import TARGETS, find
 
 
 def blessed_checks(expected: Path, *names: str) -> list[Checked]:
@@ -24,13 +24,13 @@ def blessed_checks(expected: Path, *names: str) -> list[Checked]:
     checks = []
     sources = blessed_sources(expected)
     for target in TARGETS if not names else [item for item in TARGETS if item.name in names]:
-        runs = runs_of(target)
+        runs = target.runs
         homes = {runs.home(arm.name)[0].name for arm in runs.arms}
         # A target that shares every arm has no records of its own.
         needed = homes if homes and runs.name not in homes else {runs.name}
         for source in sources:
             if all(map(source.has, needed)):
-                selection = Selection(target=target, source=runs, tier=Tier(source.tier))
+                selection = Selection(target=target, tier=Tier(source.tier))
                 checks.append(check_selection(selection, source, expected))
     return checks if names else with_study(checks)
 
@@ -39,10 +39,10 @@ def untested_checks(expected: Path, recorded: Sequence[Checked]) -> list[Checked
     """Return the checks, all not run, of targets on real checkpoints that have no record."""
     known = {(one.selection.target.name, one.selection.tier) for one in recorded}
     selections = [
-        Selection(target=target, source=runs_of(target), tier=tier)
+        Selection(target=target, tier=tier)
         for tier in REAL_CHECKPOINTS
         for target in TARGETS
-        if tier in runs_of(target).scales and (target.name, tier) not in known
+        if tier in target.runs.scales and (target.name, tier) not in known
     ]
     return [check_selection(one, expected / "no records", expected) for one in selections]
 

@@ -18,7 +18,7 @@ from repro.spec.checks import require
 from repro.spec.settings import plain_values
 from repro.spec.tier import parse_tier
 from repro.spec.variants import with_overrides
-from repro.targets import TARGETS, runs_of
+from repro.targets import TARGETS
 
 
 def recorded_selections(tier: str | None, runs: Path) -> list[Selection]:
@@ -29,10 +29,10 @@ def recorded_selections(tier: str | None, runs: Path) -> list[Selection]:
     source = RunsFolder(runs)
     places = [place for place in source.targets() if tier in (None, place[0])]
     chosen = [
-        Selection(target=target, source=runs_of(target), tier=offered)
+        Selection(target=target, tier=offered)
         for target in TARGETS
-        for offered in runs_of(target).tiers()
-        if (offered.value, runs_of(target).name) in places
+        for offered in target.runs.tiers()
+        if (offered.value, target.runs.name) in places
     ]
     known = {target.name for target in TARGETS}
     for offered, name in (place for place in places if place[1] not in known):
@@ -59,8 +59,7 @@ def as_recorded(entries: Sequence[Entry]) -> Selection:
         scale = _changes(base.scales[tier], config["scale"])
         arm |= _changes(base.arm(entry.arm), config["arm"])
     changed = with_overrides(base, tier, {"scale": scale, "arm": arm})
-    target = dataclasses.replace(changed, name=name)
-    return Selection(target=target, source=target, tier=tier)
+    return Selection(target=dataclasses.replace(changed, name=name), tier=tier)
 
 
 def _changes(value: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from repro.run.select import Selection, select
 from repro.spec.checks import require
 from repro.spec.tier import Tier, parse_tier
 from repro.spec.whole_files import replace_text
-from repro.targets import find, runs_of
+from repro.targets import find
 
 Status = Literal["fine", "regressed", "could not judge"]
 
@@ -163,7 +163,7 @@ def selected(names: Sequence[str], tier: str | None, folders: Sequence[Path]) ->
     A target that is named and has none is returned at one tier all the same: that its records are
     missing is for the comparison to say.
     """
-    asked = dict.fromkeys(runs_of(find(name)).name for name in names)
+    asked = dict.fromkeys(find(name).runs.name for name in names)
     recorded = {
         (item.source.name, item.tier): item
         for folder in folders

@@ -91,11 +91,11 @@ def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Check
     known = {(item.target.name, item.tier) for item in chosen}
     # Beside targets that are named, the figures that read the same, unchanged, runs.
     figures = [
-        Selection(target=target, source=item.source, tier=item.tier)
+        Selection(target=target, tier=item.tier)
         for item in (chosen if args.targets else [])
         if item.target is item.source
         for target in TARGETS
-        if target.records_of == item.source.name and (target.name, item.tier) not in known
+        if target.records_of == item.target and (target.name, item.tier) not in known
     ]
     checks = [check_selection(selection, runs, expected) for selection in [*chosen, *figures]]
     lacking = [checked.lacking for checked in checks if checked.lacking]

@@ -35,12 +35,12 @@ from repro.spec.settings import plain_values
 from repro.spec.target import Target
 from repro.spec.tier import PLANNED, Tier
 from repro.spec.whole_files import write_new
-from repro.targets import TARGETS, find, runs_of
+from repro.targets import TARGETS, find
 
 
 def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
     """Return the plan of a target at a tier as JSON values."""
-    source = runs_of(target)
+    source = target.runs
     content: dict[str, Any] = {
         "target": target.name,
         "version": target.version,
@@ -73,7 +73,7 @@ def needs_plan(target: Target, tier: Tier) -> bool:
 
     A figure without claims that reads another target's runs asks nothing that could be planned.
     """
-    source = runs_of(target) if target in TARGETS else target
+    source = target.runs
     asks = bool(target.claims) or target.records_of is None
     learns = asks and source.procedure in ("train", "dose")
     return tier in PLANNED and tier in source.scales and target in TARGETS and learns
@@ -84,9 +84,8 @@ def _readers(home: str, arm: str, tier: Tier) -> tuple[str, ...]:
     """Return the names of the targets that read a run of a tier."""
     names = []
     for target in TARGETS:
-        source = runs_of(target)
         if needs_plan(target, tier):
-            homes = [source.home(item.name) for item in target.arms]
+            homes = [target.runs.home(item.name) for item in target.arms]
             if any((owner.name, name) == (home, arm) for owner, name in homes):
                 names.append(target.name)
     return tuple(names)

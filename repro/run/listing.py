@@ -8,7 +8,7 @@ import re
 from repro.evidence.origins import grouped_by
 from repro.spec.target import Target
 from repro.spec.tier import Tier
-from repro.targets import TARGETS, runs_of
+from repro.targets import TARGETS
 
 
 def main_list(args: argparse.Namespace) -> int:
@@ -21,7 +21,7 @@ def main_list(args: argparse.Namespace) -> int:
         lines.append(title)
         for item in groups[title]:
             reason = f" ({item.why_not})" if item.why_not else ""
-            tiers = " ".join(tier.value for tier in runs_of(item).tiers()) or "-"
+            tiers = " ".join(tier.value for tier in item.runs.tiers()) or "-"
             lines.append(f"  {item.name:<{width}}  {tiers:<12}  {title_of(item)}{reason}")
         lines.append("")
     if not args.all:
@@ -51,7 +51,7 @@ _OF_PAPER = re.compile(r"(table|figure)\d+")
 
 
 def _group(target: Target) -> str:
-    tiers = runs_of(target).tiers()
+    tiers = target.runs.tiers()
     if _OF_PAPER.fullmatch(target.name):
         return _GROUPS[0]
     return _GROUPS[1 if Tier.PAPER in tiers else 2 if Tier.MINI in tiers else 3]

@@ -17,7 +17,7 @@ from repro.spec.settings import merged, parse_settings, read_settings
 from repro.spec.target import Target, default_tier, plan
 from repro.spec.tier import Tier, parse_tier
 from repro.spec.variants import reading, with_overrides, with_steps
-from repro.targets import find, runs_of
+from repro.targets import find
 from repro.targets.paper_tier import REVISIONS
 
 # Flags that change the targets; they are refused where stored records are read.
@@ -26,19 +26,21 @@ CHANGING = ("steps", "model", "revision", "config", "set", "limit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A target, judged and reported, at a tier; `source` is whose runs it reads, mostly its own."""
+    """A target, judged and reported, at a tier."""
 
     target: Target
-    source: Target
     tier: Tier
+
+    @property
+    def source(self) -> Target:
+        """The target whose runs are read, mostly the same."""
+        return self.target.runs
 
     def plan(
         self, seeds: int | list[int] | None = None, arms: list[str] | None = None
     ) -> list[RunConfig]:
         """Return the runs that the selection needs: of a figure, those of its own arms."""
-        if arms is None and self.target is not self.source:
-            arms = [arm.name for arm in self.target.arms]
-        return plan(self.source, self.tier, seeds, arms)
+        return plan(self.target, self.tier, seeds, arms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +109,7 @@ def selections_of(args: argparse.Namespace) -> list[Selection]:
 
 def _require_arms(name: str, arms: Sequence[str]) -> None:
     """Raise `ValueError` naming each arm that the runs of a target do not have."""
-    source = runs_of(find(name))
-    all_of(*(partial(source.arm, arm) for arm in arms))
+    all_of(*(partial(find(name).runs.arm, arm) for arm in arms))
 
 
 def check_line(args: argparse.Namespace) -> str:
@@ -135,7 +136,7 @@ def select(
 
 def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     target = find(name)
-    source = runs_of(target)
+    source = target.runs
     steps = changes.steps
     changed = _with_settings(source if steps is None else with_steps(source, steps), tier, changes)
     taken = tier or default_tier(changed)
@@ -143,7 +144,7 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
         target = changed
     elif changed.name != source.name:
         target = reading(target, changed)
-    return Selection(target=target, source=changed, tier=taken)
+    return Selection(target=target, tier=taken)
 
 
 def _with_settings(source: Target, tier: Tier | None, changes: Changes) -> Target:

@@ -31,30 +31,23 @@ from __future__ import annotations
 import math
 
 from repro.spec.arm import NoiseConfig
-from repro.spec.config import OptimizerConfig, RunConfig, TrainScale
+from repro.spec.config import RunConfig, TrainScale
 
 
-def learning_rate_of_step(
-    config: OptimizerConfig, peak: float, step: int, total_steps: int
-) -> float:
-    """Return the learning rate of a step counted from 0.
+def learning_rate_of_run(run: RunConfig, step: int) -> float:
+    """Return the learning rate of a run's step counted from 0.
 
     It rises linearly over `warmup_steps`, of which the first step already takes 1/warmup of the
     peak, then stays, or falls by a half cosine that would reach 0 one step after the last.
     """
+    scale: TrainScale = run.scale
+    config, peak = scale.optimizer, scale.optimizer.learning_rates.of(run.arm)
     if step < config.warmup_steps:
         return peak * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return peak
-    span = max(total_steps - config.warmup_steps, 1)
+    span = max(scale.steps - config.warmup_steps, 1)
     return peak * (1 + math.cos(math.pi * (step - config.warmup_steps) / span)) / 2
-
-
-def learning_rate_of_run(run: RunConfig, step: int) -> float:
-    """Return the learning rate of a run's step counted from 0; see `learning_rate_of_step`."""
-    scale: TrainScale = run.scale
-    peak = scale.optimizer.learning_rates.of(run.arm)
-    return learning_rate_of_step(scale.optimizer, peak, step, scale.steps)
 
 
 def stage_of_step(config: NoiseConfig, step: int, total_steps: int) -> int:

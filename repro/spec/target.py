@@ -38,8 +38,6 @@ class Target:
     procedure
         The procedure for arms that train (`train`) or measure (`throughput`, ...). In a target
         that trains, arms with training `none` are evaluated instead.
-    controls
-        Names of arms that the paper does not have and that must not gain.
     timed_repeats
         0: the spread of a value is that between seeds. Above 0: every run times a deterministic
         workload at least this often, and verdicts and `bless` use the repeats in place of seeds. A
@@ -50,7 +48,7 @@ class Target:
         Requirements of runs at a tier; for published checkpoints computed from the scale
         (`needs_at`).
     records_of
-        Name of the target whose runs this one reads, if a figure draws a table's runs.
+        The target whose runs this one reads, if a figure draws a table's runs.
     shared
         {arm: (target, its arm)} for arms that are run and recorded by another target: the same arm
         except for name and label, at the same scale except for the seeds.
@@ -70,14 +68,13 @@ class Target:
     source: str
     procedure: str = "train"
     arms: tuple[Arm, ...] = ()
-    controls: tuple[str, ...] = ()
     timed_repeats: int = 0
     scales: Mapping[Tier, Any] = field(default_factory=dict)
     needs: Mapping[Tier, Needs] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()
     claims: tuple[Claim, ...] = ()
     headline: str | None = None
-    records_of: str | None = None
+    records_of: Target | None = None
     shared: Mapping[str, tuple[Target, str]] = field(default_factory=dict)
     why_not: str = ""
     paper_file: str = ""
@@ -91,8 +88,6 @@ class Target:
         _require_unique(f"{where}: claims", [claim.name for claim in self.claims])
         arm_names = {arm.name for arm in self.arms}
         metric_names = {metric.name for metric in self.metrics}
-        for control in self.controls:
-            require(control in arm_names, f"{where}: control {control} is not among its arms")
         require(
             self.headline is None or self.headline in metric_names,
             f"{where}: headline {self.headline} is not among its metrics",
@@ -138,6 +133,11 @@ class Target:
     def home(self, arm: str) -> tuple[Target, str]:
         """Return the target, and its name of the arm, under which the runs of `arm` lie."""
         return self.shared.get(arm, (self, arm))
+
+    @property
+    def runs(self) -> Target:
+        """The target whose runs are read: itself, or that of `records_of`."""
+        return self if self.records_of is None else self.records_of
 
     def tiers(self) -> tuple[Tier, ...]:
         """Return the tiers with a scale, from the smallest."""
@@ -212,28 +212,26 @@ def plan(
     seeds
         A number of seeds, counted from the scale's first, or a list; None takes the planned ones.
     arms
-        Names of the arms to run; None takes all, including controls.
+        Names of the arms to run, of the target whose runs are read; None takes all of the target,
+        including controls.
     """
-    if tier not in target.scales:
-        offered = _names(target.scales) or "none"
+    source = target.runs
+    if tier not in source.scales:
+        offered = _names(source.scales) or "none"
         raise ValueError(
-            f"{target.name} has no scale at the {tier.value} tier (it has: {offered})"
-            + (f"; {target.why_not}" if target.why_not else "")
+            f"{source.name} has no scale at the {tier.value} tier (it has: {offered})"
+            + (f"; {source.why_not}" if source.why_not else "")
         )
-    require(
-        target.records_of is None,
-        f"{target.name} reads the runs of {target.records_of}; plan that target instead",
-    )
-    own = target.planned_seeds(tier)
+    own = source.planned_seeds(tier)
     if isinstance(seeds, int):
         chosen = tuple(range(own[0], own[0] + seeds))
     else:
         chosen = tuple(own if seeds is None else seeds)
-    require(bool(chosen), f"{target.name}: no seed to run; give 1 or more")
-    require(min(chosen) >= 0, f"{target.name}: seed {min(chosen)} is negative; needs 0 or more")
-    _require_unique(f"{target.name}: seeds", [str(seed) for seed in chosen])
+    require(bool(chosen), f"{source.name}: no seed to run; give 1 or more")
+    require(min(chosen) >= 0, f"{source.name}: seed {min(chosen)} is negative; needs 0 or more")
+    _require_unique(f"{source.name}: seeds", [str(seed) for seed in chosen])
     names = [arm.name for arm in target.arms] if arms is None else list(arms)
-    return [_run_of(target, tier, name, seed) for seed in chosen for name in names]
+    return [_run_of(source, tier, name, seed) for seed in chosen for name in names]
 
 
 def _run_of(target: Target, tier: Tier, arm_name: str, seed: int) -> RunConfig:

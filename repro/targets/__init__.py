@@ -47,8 +47,3 @@ def find(name: str) -> Target:
             return target
     nearest = unknown("target", [target.name for target in TARGETS], name)
     raise ValueError(f"{nearest} (`python -m repro list --all` shows all)")
-
-
-def runs_of(target: Target) -> Target:
-    """Return the target whose runs `target` reads: itself, or the one it names."""
-    return target if target.records_of is None else find(target.records_of)

@@ -96,7 +96,7 @@ FIGURE15 = figure(
     15, "the four noise schedules",
     "the noise falls over ten stages in one of four ways; figure9's arms have these schedules, and "
     "its runs serve both figures",
-    FIGURE9.arms, source="Fig. 15; Eq. 8", headline="accuracy", records_of="figure9_3b",
+    FIGURE9.arms, source="Fig. 15; Eq. 8", headline="accuracy", records_of=FIGURE9_3B,
     why_not="a definition, which nothing but figure9's runs can show; tested stage by stage",
 )  # fmt: skip
 FIGURE10 = figure(

@@ -78,8 +78,8 @@ def _target(
     **more: Any,
 ) -> Target:
     # What such a point is measured for; the time of its whole step is Table 8's.
-    measured = tuple(item for item in step_metrics(points, ratios=False) if item.unit in _UNITS)
     scale = StepScale(points=points)
+    measured = tuple(item for item in step_metrics(scale) if item.unit in _UNITS)
     return step_target(name, title, statement, arms, scale, metrics=measured, source=source, **more)
 
 
@@ -110,6 +110,6 @@ MEMORY_CARDS = step_target(
     "memory_cards", "Whole GRPO steps within the memory of common cards (not in the paper)",
     "QeRL trains a 7B model within 24 GB, and the plan says what a step takes",
     (NVFP4_LORA_AQN,), StepScale(points=CARD_POINTS, steps=3),
-    metrics=step_metrics(CARD_POINTS, ratios=False), headline=f"peak_bytes_{CARD_POINTS[2].name}",
+    headline=f"peak_bytes_{CARD_POINTS[2].name}",
     source="not in the paper; the bars are this suite's", card=24 * 10**9,
 )  # fmt: skip

@@ -17,18 +17,11 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.arm import Arm
-from repro.spec.config import (
-    DataConfig,
-    EvaluationConfig,
-    LearningRates,
-    OptimizerConfig,
-    SamplingConfig,
-    TrainScale,
-)
+from repro.spec.config import DataConfig, SamplingConfig, TrainScale
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, table1
-from repro.targets.paper_tier import GSM8K_PROMPT, pinned
+from repro.targets.paper_tier import GSM8K_7B, evaluated, pinned
 from repro.targets.table_rows import above, gains, variant
 
 TUNING_SEEDS = (100, 101)
@@ -67,32 +60,19 @@ _CLAIMS = (
           paper_effects.FORMAT_SPEED, "heldout_area"),
 )  # fmt: skip
 
-SWEEP_1_5B = TrainScale(
+SWEEP_1_5B = dataclasses.replace(
+    GSM8K_7B,
     **pinned("Qwen/Qwen2.5-1.5B-Instruct"),
     # The sweep chooses on the development split; its few test problems are read by no rule.
     data=DataConfig(source="gsm8k", development_problems=200, test_problems=100),
     steps=300,
     prompts_per_rollout=16,
-    group_size=8,
+    updates_per_rollout=1,
     micro_batch_rows=16,
-    max_prompt_tokens=GSM8K_PROMPT,
     rollout=SamplingConfig(temperature=1.0, max_new_tokens=_NEW_TOKENS),
-    optimizer=OptimizerConfig(
-        learning_rates=LearningRates(lora_16bit=5e-6, lora_4bit=1e-5, full=1e-6),
-        beta2=0.99,
-        weight_decay=0.1,
-        warmup_steps=30,
-        schedule="cosine",
-        max_grad_norm=0.2,
-    ),
-    evaluation=EvaluationConfig(
-        every=50,
-        samples=2,
-        sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=_NEW_TOKENS),
-        # Two thirds of what 300 steps sample at 250 tokens per completion.
-        token_budget=6_400_000,
-    ),
-    compute_dtype="bfloat16",
+    optimizer=dataclasses.replace(GSM8K_7B.optimizer, name="adamw", warmup_steps=30),
+    # The budget is two thirds of what 300 steps sample at 250 tokens per completion.
+    evaluation=evaluated(_NEW_TOKENS, every=50, samples=2, token_budget=6_400_000),
     checkpoint_every=25,
     seeds=TUNING_SEEDS,
 )

@@ -53,6 +53,15 @@ def pinned(checkpoint: str) -> dict[str, Any]:
     return {"checkpoint": checkpoint, "revision": REVISIONS[checkpoint]}
 
 
+def evaluated(new_tokens: int, **more: Any) -> EvaluationConfig:
+    """Return how answers are drawn in section 4.1, with at most so many tokens each.
+
+    `more` are further fields of `EvaluationConfig`.
+    """
+    sampling = SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=new_tokens)
+    return EvaluationConfig(sampling=sampling, **more)
+
+
 GSM8K_7B = TrainScale(
     **pinned("Qwen/Qwen2.5-7B-Instruct"),
     # "7,500 samples" (section 4.1): the training split as it is.
@@ -79,11 +88,8 @@ GSM8K_7B = TrainScale(
         schedule="cosine",
         max_grad_norm=0.2,
     ),
-    evaluation=EvaluationConfig(
-        # "evaluated multiple times": the number is not stated.
-        samples=4,
-        sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=4096),
-    ),
+    # "evaluated multiple times": the number is not stated.
+    evaluation=evaluated(4096, samples=4),
     compute_dtype="bfloat16",
 )
 GSM8K_3B = dataclasses.replace(GSM8K_7B, **pinned("Qwen/Qwen2.5-3B-Instruct"))
@@ -98,11 +104,8 @@ BIGMATH_7B = dataclasses.replace(
     micro_batch_rows=2,
     max_prompt_tokens=BIGMATH_PROMPT,
     rollout=SamplingConfig(temperature=1.0, max_new_tokens=8192),
-    evaluation=EvaluationConfig(
-        samples=4,
-        # The limit of evaluation is stated as 4096 (section 4.1); here, that of training.
-        sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=8192),
-    ),
+    # The limit of evaluation is stated as 4096 (section 4.1); here, that of training.
+    evaluation=evaluated(8192, samples=4),
     test_sets=BENCHMARKS,
     accuracy_over="sets",
 )

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import DataConfig, EvaluationConfig, SamplingConfig, TrainScale
+from repro.spec.config import DataConfig, SamplingConfig, TrainScale
 from repro.targets import table1
 from repro.targets.coder import second_round
+from repro.targets.paper_tier import evaluated
 
 # Problems of the test split that are answered at most, before and after.
 _TESTED, _TESTED_ON_CPU = 1500, 16
@@ -20,18 +21,12 @@ _TESTED, _TESTED_ON_CPU = 1500, 16
 _GENERATED = 2000
 _PROMPT = 1024
 
-
-def _evaluation(new_tokens: int) -> EvaluationConfig:
-    sampling = SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=new_tokens)
-    return EvaluationConfig(sampling=sampling)
-
-
 ON_GPU: TrainScale = dataclasses.replace(
     second_round.BASELINE,
     revision="",
     data=DataConfig(source="gsm8k", test_problems=_TESTED),
     max_prompt_tokens=_PROMPT,
-    evaluation=_evaluation(second_round.BASELINE.rollout.max_new_tokens),
+    evaluation=evaluated(second_round.BASELINE.rollout.max_new_tokens),
     checkpoint_every=10,
     permuted=False,
     seeds=(0,),
@@ -44,14 +39,13 @@ ON_CPU: TrainScale = dataclasses.replace(
     group_size=4,
     rollout=SamplingConfig(temperature=1.0, max_new_tokens=128),
     optimizer=dataclasses.replace(ON_GPU.optimizer, warmup_steps=1),
-    evaluation=_evaluation(128),
+    evaluation=evaluated(128),
     compute_dtype="float32",
     checkpoint_every=1,
 )
 TINY: TrainScale = dataclasses.replace(
     table1.SMOKE,
     data=DataConfig(source="generated", test_problems=100),
-    evaluation=_evaluation(table1.SMOKE.rollout.max_new_tokens),
     checkpoint_every=5,
     seeds=(0,),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from repro.spec.arm import Arm
@@ -30,13 +30,13 @@ _OVER_EQUAL = ("rollout", "update", "step")
 _JITTER = ("optimizer", "idle", "reward")
 
 
-def step_metrics(points: Sequence[StepPoint], *, ratios: bool) -> tuple[Metric, ...]:
-    """Return the metrics of some points; with `ratios`, also those against the baseline."""
-    return tuple(item for point in points for item in _of_point(point, points, ratios=ratios))
+def step_metrics(scale: StepScale) -> tuple[Metric, ...]:
+    """Return the metrics of a scale's points; with a baseline, also those against it."""
+    return tuple(item for point in scale.points for item in _of_point(point, scale))
 
 
-def _of_point(point: StepPoint, points: Sequence[StepPoint], *, ratios: bool) -> Iterator[Metric]:
-    at = point.name
+def _of_point(point: StepPoint, scale: StepScale) -> Iterator[Metric]:
+    at, points = point.name, scale.points
     timed = not point.memory_only
     for name, title in _SECONDS.items() if timed else ():
         better: Better | None = "neither" if name in _JITTER else None
@@ -47,7 +47,7 @@ def _of_point(point: StepPoint, points: Sequence[StepPoint], *, ratios: bool) ->
     yield metric(f"peak_bytes_{at}", "bytes", f"peak memory, {at}")
     yield metric(f"predicted_bytes_{at}", "bytes", f"planned, {at}", "neither")
     yield metric(f"prediction_error_{at}", "percent", f"plan off, {at}", "lower")
-    for name, title in _RATIOS.items() if ratios and timed else ():
+    for name, title in _RATIOS.items() if scale.baseline and timed else ():
         yield metric(f"{name}_{at}", "ratio", f"{title}, {at}", "higher")
     for name in _OVER_EQUAL if equal_twin(point, points) else ():
         title = f"{name}, over that of equal lengths, {at}"
@@ -70,7 +70,10 @@ def step_target(
     card: int = 80 * GIB,
     **more: Any,
 ) -> Target:
-    """Return a target of measured steps on a card of that memory; `more` are fields of it."""
+    """Return a target of measured steps on a card of that memory; `more` are fields of it.
+
+    Its metrics are those of the scale, if no others are given.
+    """
     return Target(
         name=name,
         title=title,
@@ -78,7 +81,7 @@ def step_target(
         timed_repeats=scale.steps,
         arms=arms,
         **timed("step_time", scale, card, 10_000_000),
-        **more,
+        **({"metrics": step_metrics(scale)} | more),
     )
 
 

@@ -24,7 +24,7 @@ from repro.spec.claim import Claim
 from repro.spec.step_scale import Lengths, StepArm, StepPoint, StepScale, step_arm
 from repro.spec.target import Target
 from repro.targets import paper_effects, table1
-from repro.targets.step_targets import longer, step_metrics, step_target
+from repro.targets.step_targets import longer, step_target
 from repro.targets.table_rows import NOT_IN_PAPER, with_folded
 
 _CARD = 80 * 10**9
@@ -122,8 +122,8 @@ def _target(
     return step_target(
         name, title, statement, arms,
         StepScale(points=points, baseline="bf16", steps=_REPEATS, **scale),
-        metrics=step_metrics(points, ratios=True), claims=claims, version=version, source=source,
-        headline=f"speedup_{last}", paper_file="table3",
+        claims=claims, version=version, source=source, headline=f"speedup_{last}",
+        paper_file="table3",
     )  # fmt: skip
 
 
@@ -212,8 +212,7 @@ SCALING, SCALING_4 = (
         name, f"A GRPO step on {number} GPUs beside one, {models}",
         f"with as many rows on each of {number} GPUs, a step takes little longer than on one",
         (AQN,), StepScale(points=points, steps=5),
-        metrics=step_metrics(points, ratios=False), version=1, source=_OWN,
-        headline=f"efficiency_{points[2].name}",
+        source=_OWN, headline=f"efficiency_{points[2].name}",
     )
     for name, number, models, points in (
         ("scaling", "two", "7B and 0.5B", SCALING_POINTS),

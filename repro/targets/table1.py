@@ -24,14 +24,7 @@ from typing import Any
 
 from repro.spec.arm import Arm, NoiseConfig
 from repro.spec.claim import Claim, Metric
-from repro.spec.config import (
-    DataConfig,
-    EvaluationConfig,
-    LearningRates,
-    OptimizerConfig,
-    SamplingConfig,
-    TrainScale,
-)
+from repro.spec.config import DataConfig, LearningRates, OptimizerConfig, SamplingConfig, TrainScale
 from repro.spec.needs import Needs
 from repro.spec.target import Target
 from repro.spec.tier import GIB, REAL_CHECKPOINTS, Tier
@@ -110,9 +103,7 @@ SMOKE = TrainScale(
         beta2=0.95,
         warmup_steps=3,
     ),
-    evaluation=EvaluationConfig(
-        samples=1, sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=64)
-    ),
+    evaluation=paper_tier.evaluated(64),
     prompt_template="tiny",
     # The tiny policy is rewarded for its answer only, so that the format control differs from it.
     format_reward=0.0,
@@ -206,7 +197,6 @@ TABLE1 = Target(
     "and match full fine-tuning",
     source="Table 1; abstract",
     arms=_ARMS,
-    controls=tuple(arm.name for arm in CONTROLS),
     scales={Tier.SMOKE: SMOKE, Tier.PAPER: paper_tier.GSM8K_7B},
     needs={Tier.SMOKE: Needs(memory_bytes=int(1.2 * GIB), disk_bytes=8_000_000)},
     metrics=METRICS,

@@ -16,7 +16,7 @@ from repro.spec.claim import Claim, Effect
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, paper_tier, table1
-from repro.targets.table2 import BENCHMARK_METRICS, TABLE2
+from repro.targets.table2 import BENCHMARK_METRICS, TABLE2, TABLE2_14B
 from repro.targets.table_rows import above, rises
 
 _FORMATS = (table1.BF16_LORA, table1.NF4_LORA, table1.MXFP4_LORA, table1.NVFP4_LORA)
@@ -43,7 +43,7 @@ def _reward_by_format(source: str) -> tuple[Claim, ...]:
 FIGURE4 = table1.figure(
     4, "training reward by weight format (7B, GSM8K)",
     "rewards grow faster on quantised weights than with 16-bit LoRA",
-    (table1.BF16_FULL, *_FORMATS), _reward_by_format("Fig. 4"), records_of="table1",
+    (table1.BF16_FULL, *_FORMATS), _reward_by_format("Fig. 4"), records_of=table1.TABLE1,
 )  # fmt: skip
 # The upper row of Fig. 4, where DAPO trains on BigMath; two of its arms are Table 2's.
 FIGURE4_BIGMATH = Target(
@@ -69,7 +69,7 @@ FIGURE5 = table1.figure(
               _RATE, paper_effects.ENTROPY[arm.weight_format], "entropy_first")
         for arm in _FORMATS[1:]
     ),
-    records_of="table1",
+    records_of=table1.TABLE1,
 )  # fmt: skip
 FIGURE8 = table1.figure(
     8, "reward with and without AQN (3B GSM8K, 7B BigMath)",
@@ -77,7 +77,7 @@ FIGURE8 = table1.figure(
     (table1.NVFP4_LORA, table1.NVFP4_LORA_AQN),
     (above("aqn_raises_reward", "AQN raises the mean training reward", "Fig. 8",
            table1.NVFP4_LORA_AQN, table1.NVFP4_LORA, "noise", paper_effects.AQN_LATE, _REWARD),),
-    records_of="table1",
+    records_of=table1.TABLE1,
 )  # fmt: skip
 
 
@@ -91,11 +91,11 @@ def _faster(number: int, effect: Effect) -> tuple[Claim]:
 
 FIGURE7 = table1.figure(
     7, "training reward on BigMath, 7B and 14B", "QeRL's reward jumps earlier than LoRA's",
-    _BIGMATH_ARMS, _faster(7, paper_effects.QERL_SPEED_7B), records_of="table2",
+    _BIGMATH_ARMS, _faster(7, paper_effects.QERL_SPEED_7B), records_of=TABLE2,
 )  # fmt: skip
 FIGURE12 = table1.figure(
     12, "training reward on BigMath levels 3 to 5, 7B", "QeRL's reward grows faster than LoRA's",
-    _BIGMATH_ARMS[1:], _faster(12, paper_effects.QERL_SPEED), records_of="table2",
+    _BIGMATH_ARMS[1:], _faster(12, paper_effects.QERL_SPEED), records_of=TABLE2,
 )  # fmt: skip
 FIGURE13 = table1.figure(
     13, "training reward on BigMath levels 4 and 5, 32B", "QeRL's reward grows faster than LoRA's",
@@ -108,7 +108,7 @@ FIGURE14 = table1.figure(
     (above("qerl_more_entropy", "QeRL ends with a higher entropy than 16-bit LoRA", "Fig. 14",
            table1.NVFP4_LORA_AQN, table1.BF16_LORA, _FORMAT_NOISE_RATE, paper_effects.ENTROPY_LATE,
            "entropy_last"),),
-    records_of="table2_14b",
+    records_of=TABLE2_14B,
 )  # fmt: skip
 # Two of its arms are Fig. 13's runs.
 TABLE2_32B = dataclasses.replace(
@@ -121,7 +121,7 @@ TABLE2_32B = dataclasses.replace(
 )
 
 
-def _at_size(target: Target, size: str, records_of: str) -> Target:
+def _at_size(target: Target, size: str, records_of: Target) -> Target:
     """Return a figure that reads the runs of another model's size, whatever the tier."""
     return dataclasses.replace(
         target,
@@ -133,6 +133,6 @@ def _at_size(target: Target, size: str, records_of: str) -> Target:
 
 
 SIZED_FIGURES = (
-    _at_size(FIGURE7, "14b", "table2_14b"),
-    _at_size(FIGURE8, "3b", "table1_3b"),
+    _at_size(FIGURE7, "14b", TABLE2_14B),
+    _at_size(FIGURE8, "3b", table1.TABLE1_3B),
 )

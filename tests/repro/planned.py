@@ -54,7 +54,7 @@ STUDY = dataclasses.replace(
     find("table1"), name="study", scales={Tier.MINI: SCALE}, needs={}, paper_file=""
 )
 REWARDS = dataclasses.replace(
-    find("figure4"), name="study_rewards", records_of=STUDY.name, paper_file=""
+    find("figure4"), name="study_rewards", records_of=STUDY, paper_file=""
 )
 SCHEDULES = dataclasses.replace(
     find("figure9"),

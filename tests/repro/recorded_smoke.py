@@ -34,7 +34,7 @@ def small_table1() -> Target:
 
 
 SMALL = small_table1()
-SELECTION = Selection(target=SMALL, source=SMALL, tier=Tier.SMOKE)
+SELECTION = Selection(target=SMALL, tier=Tier.SMOKE)
 
 
 def record_smoke(folder: Path) -> Path:

@@ -26,17 +26,10 @@ import dataclasses
 
 from repro.spec.arm import Arm, NoiseConfig, PlantedRounding
 from repro.spec.claim import Claim, Dose, Effect
-from repro.spec.config import (
-    DataConfig,
-    EvaluationConfig,
-    LearningRates,
-    OptimizerConfig,
-    SamplingConfig,
-    TrainScale,
-)
+from repro.spec.config import DataConfig, LearningRates, OptimizerConfig, SamplingConfig, TrainScale
 from repro.spec.target import Target
 from repro.spec.tier import Tier
-from repro.targets import mini, paper_effects, table1
+from repro.targets import mini, paper_effects, paper_tier, table1
 from repro.targets.table_rows import above, gains, metric, rises, times, variant
 
 # Publisher's file on the hub, and the SHA-256 of its bytes.
@@ -119,16 +112,10 @@ def scale_of(size: str) -> TrainScale:
         rollout=SamplingConfig(temperature=1.0, max_new_tokens=_NEW_TOKENS),
         optimizer=OptimizerConfig(
             learning_rates=LearningRates(lora_16bit=1e-4, lora_4bit=1e-4, full=1e-5),
-            beta2=0.99,
             warmup_steps=10,
             schedule="constant",
-            max_grad_norm=1.0,
         ),
-        evaluation=EvaluationConfig(
-            samples=2,
-            sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=_NEW_TOKENS),
-            threshold=30.0,
-        ),
+        evaluation=paper_tier.evaluated(_NEW_TOKENS, samples=2, threshold=30.0),
         prompt_template="boxed",
         format_reward=0.0,
         checkpoint_every=50,
@@ -297,7 +284,6 @@ def _table(size: str, remark: str = "") -> Target:
         statement="NVFP4 weights with LoRA and AQN learn faster and end above 16-bit LoRA" + remark,
         source="Table 1; Figs. 4 and 5; the size is this suite's",
         arms=(*_TRAINED, table1.RANDOM_REWARD),
-        controls=(table1.RANDOM_REWARD.name,),
         metrics=METRICS,
         claims=CLAIMS,
         headline="accuracy_lenient",
@@ -353,7 +339,7 @@ def _response(table: Target) -> Target:
         metrics=METRICS,
         claims=tuple(claims),
         headline="take_off_steps",
-        records_of=table.name,
+        records_of=table,
     )
 
 

@@ -71,14 +71,15 @@ def _at_peak(name: str, factor: float) -> Arm:
     return variant(BF16, name, label, learning_rate_factor=factor)
 
 
-def _gate(size: str, suffix: str, words: str, arms: Sequence[Arm], scale: TrainScale) -> Target:
+def _gate(size: str, suffix: str, arms: Sequence[Arm], scale: TrainScale) -> Target:
+    falls = "cosine" if scale.optimizer.schedule == "cosine" else "constant rate"
+    words = f"{scale.prompts_per_rollout} prompts x {scale.group_size}, {falls}"
     return Target(
         name=f"baseline_coder_{size}{suffix}",
         title=f"What 16-bit LoRA learns on Qwen2.5-Coder-{mini.spoken(size)}, {words}",
         statement="a larger batch and a falling rate make 16-bit LoRA a baseline that learns",
         source="not in the paper; the choice of settings for its contrasts on this model",
         arms=tuple(arms),
-        controls=tuple(arm.name for arm in arms if arm.reward == "random"),
         metrics=METRICS,
         headline="accuracy",
         scales={Tier.MINI: dataclasses.replace(scale, seeds=mini.TUNING_SEEDS)},
@@ -91,28 +92,19 @@ _GATES = (
     _gate(
         "0_5b",
         "",
-        "64 prompts x 8, cosine",
         (*(_at_peak(*rate) for rate in _GATE_RATES.items()), table1.RANDOM_REWARD),
         _GATE,
     ),
     _gate(
         "0_5b",
         "_constant",
-        "64 prompts x 8, constant rate",
         _CHOSEN,
         dataclasses.replace(_GATE, optimizer=scale_of("0_5b").optimizer),
     ),
-    _gate(
-        "0_5b",
-        "_16",
-        "16 prompts x 8, cosine",
-        _CHOSEN,
-        dataclasses.replace(_GATE, prompts_per_rollout=16),
-    ),
+    _gate("0_5b", "_16", _CHOSEN, dataclasses.replace(_GATE, prompts_per_rollout=16)),
     _gate(
         "1_5b",
         "",
-        "64 prompts x 8, cosine",
         [_at_peak(*rate) for rate in _GATE_RATES_1_5B.items()],
         _rounds("1_5b", 100, (50, 75)),
     ),
@@ -217,7 +209,6 @@ def _learning(size: str, scale: TrainScale) -> tuple[Target, Target]:
         statement="NVFP4 weights with LoRA and AQN learn faster than 16-bit LoRA and end above it",
         source="Table 1; Figs. 4 and 12; the size and the settings are this suite's",
         arms=(_START, _NVFP4_START, BF16, NVFP4, AQN, table1.RANDOM_REWARD),
-        controls=(table1.RANDOM_REWARD.name,),
         metrics=_METRICS,
         claims=_PRIMARY,
         headline="test_late",
@@ -229,7 +220,7 @@ def _learning(size: str, scale: TrainScale) -> tuple[Target, Target]:
         title=f"{primary.title}: each arm, AQN, entropy and many samples",
         claims=_DETAILS,
         scales={},
-        records_of=primary.name,
+        records_of=primary,
     )
     return primary, details
 

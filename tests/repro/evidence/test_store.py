@@ -30,7 +30,7 @@ from repro.targets import find
 from tests.repro.recorded_smoke import place
 
 TABLE1 = find("table1")
-SELECTION = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
+SELECTION = Selection(target=TABLE1, tier=Tier.SMOKE)
 METRICS = [metric.name for metric in TABLE1.metrics]
 
 

@@ -14,7 +14,7 @@ from tests.repro.made_up import with_accuracy
 
 def checked(runs, name):
     target = find(name)
-    selection = Selection(target=target, source=target, tier=Tier.PAPER)
+    selection = Selection(target=target, tier=Tier.PAPER)
     return check_selection(selection, runs, expected_folder(None))
 
 

@@ -30,7 +30,7 @@ def not_blessed(runs):
 
 
 def checked(runs):
-    selection = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
+    selection = Selection(target=TABLE1, tier=Tier.SMOKE)
     return check_selection(selection, runs, not_blessed(runs))
 
 

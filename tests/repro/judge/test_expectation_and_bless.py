@@ -21,7 +21,7 @@ from repro.targets import find
 from tests.repro.made_up import at_commit, with_accuracy
 
 TABLE1 = find("table1")
-SELECTION = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
+SELECTION = Selection(target=TABLE1, tier=Tier.SMOKE)
 
 
 def blessed(runs, expected, tier=Tier.SMOKE):

@@ -19,7 +19,7 @@ from repro.targets.steps import TABLE3
 from tests.repro.made_up import at_commit, on_device
 
 SAID = "needs 95.8 of 79.2 GiB by the plan"
-SELECTION = Selection(target=ROLLOUT, source=ROLLOUT, tier=Tier.SYSTEMS)
+SELECTION = Selection(target=ROLLOUT, tier=Tier.SYSTEMS)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from repro.spec.tier import Tier
 from repro.targets.steps import TABLE3
 from tests.repro.recorded_steps import write_steps
 
-SELECTION = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
+SELECTION = Selection(target=TABLE3, tier=Tier.SYSTEMS)
 SLOW, FAST = (17.9, 18.0, 18.1), (10.1, 10.0, 10.0)
 
 

@@ -27,10 +27,11 @@ POINTS = (
     dataclasses.replace(ALONE, name="a_small_halved", ranks=2),
     dataclasses.replace(ALONE, name="equal_2", prompts=4, ranks=2, lengths="equal"),
 )
+SMALL = StepScale(points=POINTS, warm_up_tokens=4, steps=2)
 TARGET = dataclasses.replace(
     SCALING,
-    scales={Tier.SYSTEMS: StepScale(points=POINTS, warm_up_tokens=4, steps=2)},
-    metrics=step_metrics(POINTS, ratios=False),
+    scales={Tier.SYSTEMS: SMALL},
+    metrics=step_metrics(SMALL),
     headline="efficiency_a_small_2",
 )
 BARS = """

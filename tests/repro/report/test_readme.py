@@ -62,7 +62,7 @@ def test_a_folded_adapter_stands_beside_the_papers_baseline_and_decides_nothing(
     )
     folded = dataclasses.replace(
         checked,
-        selection=dataclasses.replace(checked.selection, target=target, source=target),
+        selection=dataclasses.replace(checked.selection, target=target),
         verdicts=[as_if, dataclasses.replace(as_if, effect=1.4)],
     )
     row = rows([checked, folded])[1]

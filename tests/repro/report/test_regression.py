@@ -23,7 +23,7 @@ from tests.said import unsaid
 
 STEP = "step_seconds_7b_b2"
 SLOWER = times(1.06, STEP)
-SELECTION = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
+SELECTION = Selection(target=TABLE3, tier=Tier.SYSTEMS)
 
 
 def on_arm(name, **changes):

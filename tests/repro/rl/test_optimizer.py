@@ -14,7 +14,10 @@ from repro.rl.optimizers import (
     restore_optimizer,
 )
 from repro.spec.config import LearningRates, OptimizerConfig
-from repro.spec.schedule import learning_rate_of_step
+from repro.spec.schedule import learning_rate_of_run
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets.table1 import TABLE1
 
 CONFIG = OptimizerConfig(learning_rates=LearningRates(lora_16bit=1, lora_4bit=1, full=1))
 
@@ -48,15 +51,21 @@ def test_a_gradient_that_is_not_finite_raises_before_the_step():
 
 
 def test_learning_rate_warms_up_and_stays_or_falls_as_a_cosine():
-    config = dataclasses.replace(CONFIG, warmup_steps=4)
-    rates = [learning_rate_of_step(config, 2.0, step, 12) for step in range(12)]
-    assert rates == pytest.approx([0.5, 1.0, 1.5] + [2.0] * 9)
-    cosine = dataclasses.replace(config, schedule="cosine")
-    rates = [learning_rate_of_step(cosine, 2.0, step, 12) for step in range(12)]
-    assert rates[:5] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0])
-    assert rates[8] == pytest.approx(1.0)
-    assert all(a > b for a, b in itertools.pairwise(rates[4:]))
-    assert 0 < rates[-1] < 0.1
+    (run,) = plan(TABLE1, Tier.SMOKE, 1, ["bf16_lora"])
+    peak = run.scale.optimizer.learning_rates.lora_16bit
+
+    def shares_of_peak(schedule):
+        config = dataclasses.replace(run.scale.optimizer, warmup_steps=4, schedule=schedule)
+        scale = dataclasses.replace(run.scale, steps=12, optimizer=config)
+        changed = dataclasses.replace(run, scale=scale)
+        return [learning_rate_of_run(changed, step) / peak for step in range(12)]
+
+    assert shares_of_peak("constant") == pytest.approx([0.25, 0.5, 0.75] + [1.0] * 9)
+    shares = shares_of_peak("cosine")
+    assert shares[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert shares[8] == pytest.approx(0.5)
+    assert all(a > b for a, b in itertools.pairwise(shares[4:]))
+    assert 0 < shares[-1] < 0.05
 
 
 def go_out_and_back(parameters, config):

@@ -216,7 +216,7 @@ def test_a_figure_reads_the_changed_runs_and_is_renamed_with_them():
     selection = selected("figure4", "--tier", "smoke", "--set", "steps=3")
     assert selection.source.name.startswith("table1_with_steps_3")
     assert selection.target.name.startswith("figure4_with_steps_3")
-    assert selection.target.records_of == selection.source.name
+    assert selection.target.records_of is selection.source
 
 
 def test_a_limit_holds_for_every_set_of_problems():

@@ -12,8 +12,8 @@ from repro.spec.hub import is_hub_name
 from repro.spec.target import Claim, Metric, default_tier, differing_fields, other_tiers, plan
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices, parse_tier
 from repro.spec.variants import with_steps
-from repro.targets import TARGETS, find, runs_of
-from repro.targets.table1 import METRICS, SMOKE, TABLE1
+from repro.targets import TARGETS, find
+from repro.targets.table1 import METRICS, TABLE1
 
 EFFECT = Effect(paper=0.2, measure="of gain", place="Table 1")
 
@@ -83,12 +83,12 @@ def test_a_plan_at_a_tier_without_a_scale_names_the_others():
 
 
 def test_a_figure_of_table_1_plans_table_1():
-    assert runs_of(find("figure4")) is TABLE1
-    with pytest.raises(ValueError, match="plan that target instead"):
-        plan(dataclasses.replace(find("figure4"), scales={Tier.SMOKE: SMOKE}), Tier.SMOKE)
+    assert find("figure4").runs is TABLE1
+    runs = plan(find("figure4"), Tier.SMOKE, 1)
+    assert [run.target for run in runs] == ["table1"] * len(find("figure4").arms)
     for target in TARGETS:
         if target.records_of:
-            source = {arm.name: arm for arm in runs_of(target).arms}
+            source = {arm.name: arm for arm in target.runs.arms}
             assert all(source[arm.name] == arm for arm in target.arms)
 
 
@@ -113,7 +113,7 @@ def test_names_are_unique_and_unknown_ones_get_the_list():
 
 def test_every_target_says_where_it_runs_or_why_not():
     for target in TARGETS:
-        assert runs_of(target).scales or target.why_not
+        assert target.runs.scales or target.why_not
         assert target.statement
         assert target.source
 
