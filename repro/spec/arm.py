@@ -14,15 +14,10 @@ from repro.spec.checks import Bound, Checked, Positive, check_fields, require
 from repro.spec.settings import OMIT_AT_DEFAULT
 
 WeightFormat = Literal["bf16", "nf4", "mxfp4", "nvfp4"]
-RoundingFormat = Literal["nf4", "mxfp4", "nvfp4"]
 Training = Literal["none", "lora", "full"]
 NoiseSchedule = Literal["exponential", "linear", "cosine", "logarithmic"]
-NoiseForm = Literal["as_described", "as_released", "as_published"]
-NoiseReach = Literal["rollout", "shared"]
 RewardKind = Literal["task", "random", "format", "finished"]
-RatioLevel = Literal["token", "sequence"]
 Aggregation = Literal["sequence_mean", "token_mean", "token_mean_local", "constant"]
-OldPolicy = Literal["trainer", "sampler"]
 RolloutAdapter = Literal["apart", "folded"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
 
@@ -56,8 +51,8 @@ class NoiseConfig:
     sigma_start: Annotated[float, Bound(above=0, most=1)] = 1e-2
     sigma_end: Annotated[float, Bound(above=0, most=1)] = 5e-4
     num_stages: Annotated[int, Bound(least=3)] = 10
-    form: NoiseForm = "as_described"
-    reach: NoiseReach = "rollout"
+    form: Literal["as_described", "as_released", "as_published"] = "as_described"
+    reach: Literal["rollout", "shared"] = "rollout"
 
     def __post_init__(self) -> None:
         check_fields(self, "noise.")
@@ -87,7 +82,7 @@ class PlantedRounding(Checked):
     multiple of the error reaches the paper's dose.
     """
 
-    format: RoundingFormat
+    format: Literal["nf4", "mxfp4", "nvfp4"]
     factor: Annotated[float, Bound(above=0, most=100)] = 1.0
 
     WHERE = "rounding."
@@ -130,11 +125,11 @@ class LossConfig:
     scale_by_std: bool = True
     advantage_epsilon: Annotated[float, Bound(least=0, most=1)] = 1e-4
     aggregation: Aggregation = "sequence_mean"
-    ratio: RatioLevel = "token"
+    ratio: Literal["token", "sequence"] = "token"
     clip_low: Annotated[float, Bound(above=0, below=1)] = 0.2
     clip_high: Positive = 0.28
     beta: Annotated[float, Bound(least=0, most=100)] = 0.0
-    old_policy: OldPolicy = "trainer"
+    old_policy: Literal["trainer", "sampler"] = "trainer"
     importance_cap: Annotated[float, Bound(least=1)] | None = None
     mask_truncated: bool = False
     overlong_buffer: Annotated[float, Bound(least=0, below=1)] = 0.0

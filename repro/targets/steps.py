@@ -93,9 +93,7 @@ SPREAD_POINTS = tuple(
     dataclasses.replace(point, name=f"{point.name}_spread", lengths="spread")
     for point in TABLE3_POINTS
 )
-RL_POINTS = (
-    StepPoint(name="7b_16x8", model="7b", prompts=16, group=8, budget_bytes=_CARD),
-)  # fmt: skip
+RL_POINTS = (StepPoint(name="7b_16x8", model="7b", prompts=16, budget_bytes=_CARD),)
 # Each arm as fast as its memory lets it be: the plan chooses rows, micro-batches and kept blocks.
 RL_POINTS_32B = (
     dataclasses.replace(
