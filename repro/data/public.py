@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from repro.data.problem import DataError, Problem, problem_from_row
 from repro.data.row_sources import rows_of_file, stored_or_fetched
+from repro.spec.needs import DATA_DOWNLOADS
 
 # "filter len(prompt) <= 1024", in characters: the released code's Big-Math filter.
 BIGMATH_MAX_CHARACTERS = 1024
@@ -35,8 +36,8 @@ class PublicSet:
 
     Attributes
     ----------
-    repository, revision
-        Name and commit on the hub.
+    revision
+        Commit on the hub; `DATA_DOWNLOADS` has its name there.
     files
         Split (`train`, `test`) to the file's path in the repository.
     columns
@@ -45,7 +46,6 @@ class PublicSet:
         Answer to gold.
     """
 
-    repository: str
     revision: str
     files: Mapping[str, str]
     columns: Mapping[str, str]
@@ -66,7 +66,6 @@ def integer_gold(answer: str) -> str:
 
 PUBLIC_SETS: dict[str, PublicSet] = {
     "gsm8k": PublicSet(
-        repository="openai/gsm8k",
         revision="740312add88f781978c0658806c59bc2815b9866",
         files={
             "train": "main/train-00000-of-00001.parquet",
@@ -75,34 +74,29 @@ PUBLIC_SETS: dict[str, PublicSet] = {
         columns={"question": "question", "answer": "answer", "solution": "answer"},
     ),
     "math500": PublicSet(
-        repository="HuggingFaceH4/MATH-500",
         revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
         files={"test": "test.jsonl"},
         columns=_NAMED | {"solution": "solution", "id": "unique_id", "level": "level"},
     ),
     "aime24": PublicSet(
-        repository="HuggingFaceH4/aime_2024",
         revision="2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
         files={"test": "data/train-00000-of-00001.parquet"},
         columns=_NAMED | {"solution": "solution", "id": "id"},
         gold=integer_gold,
     ),
     "aime25": PublicSet(
-        repository="math-ai/aime25",
         revision="563bb8404243c5f09de6ec262f2db674fe5bce9b",
         files={"test": "test.jsonl"},
         columns=_NAMED | {"id": "id"},
         gold=integer_gold,
     ),
     "amc23": PublicSet(
-        repository="math-ai/amc23",
         revision="80815d37005feb82cd7f8fbc6901d5d3eff43057",
         files={"test": "test-00000-of-00001.parquet"},
         columns=_NAMED | {"question": "question", "id": "id"},
         gold=integer_gold,
     ),
     "bigmath": PublicSet(
-        repository="open-r1/Big-Math-RL-Verified-Processed",
         revision="c79efbb6d3b75e3a2bcc27a5c569119918132345",
         files={"train": "level_{levels}/train-00000-of-00001.parquet"},
         columns={"question": "prompt", "answer": "solution"},
@@ -115,7 +109,8 @@ def file_of(name: str, split: str, levels: Sequence[int]) -> tuple[str, int | No
     public = PUBLIC_SETS[name]
     if split not in public.files:
         raise DataError(
-            f"{name} ({public.repository}) has no {split} split, only {', '.join(public.files)}"
+            f"{name} ({DATA_DOWNLOADS[name].name}) has no {split} split, only "
+            f"{', '.join(public.files)}"
         )
     filename = public.files[split]
     if name == "bigmath":
@@ -141,11 +136,11 @@ def load_public(name: str, split: str, levels: Sequence[int]) -> list[Problem]:
     """
     from huggingface_hub import hf_hub_download
 
-    public = PUBLIC_SETS[name]
+    public, repository = PUBLIC_SETS[name], DATA_DOWNLOADS[name].name
     filename, level = file_of(name, split, levels)
-    what = f"{name}: {filename} of {public.repository}"
+    what = f"{name}: {filename} of {repository}"
     path = stored_or_fetched(
-        what, hf_hub_download, public.repository, filename=filename, revision=public.revision
+        what, hf_hub_download, repository, filename=filename, revision=public.revision
     )
     problems = []
     for index, (row, where) in enumerate(rows_of_file(path)):
@@ -154,7 +149,7 @@ def load_public(name: str, split: str, levels: Sequence[int]) -> list[Problem]:
             problem,
             id=f"{name}/{split}/{problem.id if 'id' in public.columns else index}",
             answer=public.gold(problem.answer),
-            source=public.repository,
+            source=repository,
             level=problem.level if "level" in public.columns else level,
         )
         problems.append(own)

@@ -19,6 +19,7 @@ from repro.data.problem import Problem
 from repro.data.prompts import PAPER_SUFFIX, render
 from repro.data.public import PUBLIC_SETS, file_of
 from repro.models.checkpoint import write_json
+from repro.spec.needs import DATA_DOWNLOADS
 from tests.repro.architectures import CLASSES
 
 # Qwen2's rules: how text is cut before byte-level merges, and its control tokens.
@@ -146,14 +147,14 @@ def write_hub(
         Of each split; what it does not name has 512.
     """
     for name in names:
-        public = PUBLIC_SETS[name]
+        public, repository = PUBLIC_SETS[name], DATA_DOWNLOADS[name].name
         levels: Sequence[tuple[int, ...]] = [()]
         if name == "bigmath":
             levels = [(3, 4, 5), (4, 5)]
         for split in public.files:
             count = (rows or {}).get(split, 512)
             for chosen in levels:
-                home = folder / f"datasets--{public.repository.replace('/', '--')}" / "snapshots"
+                home = folder / f"datasets--{repository.replace('/', '--')}" / "snapshots"
                 path = home / public.revision / file_of(name, split, chosen)[0]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _write_rows(path, [_row(name, split, number) for number in range(count)])

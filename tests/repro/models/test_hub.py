@@ -20,6 +20,7 @@ from repro.models.checkpoint import digests_of_read, resolve
 from repro.models.files.tensor_files import CheckpointError
 from repro.spec import hub as hubs
 from repro.spec.config import DataConfig
+from repro.spec.needs import DATA_DOWNLOADS
 from tests.repro.hub_server import ANSWERS, Fault, serving
 from tests.repro.qwen_checkpoint import write_small
 from tests.said import refusal
@@ -57,7 +58,7 @@ def contents(tmp_path_factory):
     datasets.Dataset.from_list(made).to_parquet(plain)
     gsm8k = PUBLIC_SETS["gsm8k"]
     rows = [{"question": f"{n}, is it 7 or 8?", "answer": f"#### {7 + n % 2}"} for n in range(8)]
-    home = root / "datasets" / gsm8k.repository / gsm8k.revision
+    home = root / "datasets" / DATA_DOWNLOADS["gsm8k"].name / gsm8k.revision
     datasets.Dataset.from_list(rows).to_parquet(home / gsm8k.files["test"])
     return root
 
