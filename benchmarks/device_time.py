@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from kernels import timing
 from repro.evidence.environment import capture_environment, device_of
 
 
@@ -53,14 +52,6 @@ class Limits:
             "percent_of_matmul_rate": multiplied,
             "limit_percent": max(copied, multiplied),
         }
-
-
-@lru_cache(maxsize=1)
-def measured_limits() -> Limits:
-    """Measure the device's rates, once per session."""
-    limits = Limits(copy_rate=timing.copy_rate(), matmul_rate=timing.matmul_rate())
-    torch.cuda.empty_cache()
-    return limits
 
 
 def device_type() -> str:

@@ -24,10 +24,6 @@ _DRAWN_ON_THE_CPU = 1 << 22
 _MOST_SETS = 128
 
 
-def _as_they_are(arguments: Arguments) -> Arguments:
-    return arguments
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """An operation.
@@ -84,7 +80,7 @@ class Op:
     interpretable: bool = True
     hopper: bool = False
     captured: bool = True
-    prepare: Callable[[Arguments], Arguments] = _as_they_are
+    prepare: Callable[[Arguments], Arguments] = lambda arguments: arguments
     dense: Callable[[Arguments], Dense] | None = None
 
     def load(self) -> Callable[..., Any]:

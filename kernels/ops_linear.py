@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -158,104 +159,65 @@ def _row(format: str, name: str, kernel: str, columns: int = 0, **fields: Any) -
     return Op(name=f"{name}_{format}", kernel=f"kernels.{kernel}", inputs=inputs, **common | fields)
 
 
-def _packed_rows(format: str) -> tuple[Op, ...]:
-    """Return the rows of products by packed weights, and of the dense weight rebuilt for one."""
-    row = partial(_row, format, prepare=_packed, interpretable=False, hopper=True)
-    return (
-        row(
-            "linear",
-            "cuda.linear:packed_linear",
-            reference=reference.linear,
-            inputs=_inputs,
-            dense=_dense_linear,
-        ),
-        row(
-            "adapted_linear",
-            "cuda.linear:packed_linear",
-            _RANK,
-            reference=adapted_linear,
-            inputs=_adapted_inputs,
-            shapes=_ADAPTED if format == "nf4" else (*_ADAPTED, (16, 272, 512)),
-            prepare=_with_adapter,
-            dense=_dense_adapted,
-        ),
-        row(
-            "dense_with_columns",
-            "cuda.linear:dense_with_columns",
-            reference=dense_with_columns,
-            inputs=_column_inputs,
-            large=(1024, _N, _K),
-            dense=_dense_columns,
-        ),
-        row(
-            "dequantize_packs",
-            "cuda.hopper:dequantize_packs",
-            reference=reference.dequantize,
-            inputs=_stored_inputs,
-            named=("dtype",),
-            shapes=((16, 256), (33, 320), (272, 512)),
-            large=(_N, _K),
-            nbytes=partial(_conversion_bytes, format),
-            flops=_elements,
-            # In value: a zero may lose its sign.
-            bound=0.0,
-        ),
-    )
-
-
-def _portable(format: str) -> Op:
-    return _row(
-        format,
-        "portable_linear",
-        "triton.portable_linear:linear",
-        reference=reference.linear,
-        inputs=_inputs,
-        # It takes 128 rows at most, one row without the matrix unit.
-        shapes=((1, 70, 1088), *_SHAPES[:4], (100, 65, 320)),
-        dense=_dense_linear,
-    )
-
-
-def _portable_columns(format: str) -> Op:
-    return _row(
-        format,
-        "portable_dense_with_columns",
-        "triton.portable_linear:dense_with_columns",
-        reference=dense_with_columns,
-        inputs=_column_inputs,
-        shapes=_SHAPES[1:3],
-        large=(1024, _N, _K),
+def _rows(format: str) -> Iterator[Op]:
+    """Yield the rows of products by packed weights and by the checkpoint's, and of conversions."""
+    packed: dict[str, Any] = {"prepare": _packed, "interpretable": False, "hopper": True}
+    product = partial(_row, format, reference=reference.linear, inputs=_inputs, dense=_dense_linear)
+    with_columns = partial(
+        _row, format, reference=dense_with_columns, inputs=_column_inputs, large=(1024, _N, _K),
         dense=_dense_columns,
-    )
-
-
-def _conversions(format: str) -> tuple[Op, ...]:
-    row = partial(
-        _row, format, shapes=((3, 64), (33, 320)), large=(_N, _K), exact=True,
+    )  # fmt: skip
+    conversion = partial(
+        _row, format, shapes=((3, 64), (33, 320)), large=(_N, _K),
         nbytes=partial(_conversion_bytes, format), flops=_elements,
     )  # fmt: skip
-    return (
-        row(
-            "dequantize",
-            "triton.dequantize:dequantize",
-            reference=reference.dequantize,
-            inputs=_stored_inputs,
-        ),
-        row(
-            "quantize",
-            "triton.quantize:quantize",
-            reference=reference.quantize,
-            inputs=_dense_inputs,
-            # It looks whether every value is finite.
-            captured=False,
-        ),
+    yield product("linear", "cuda.linear:packed_linear", **packed)
+    yield _row(
+        format,
+        "adapted_linear",
+        "cuda.linear:packed_linear",
+        _RANK,
+        reference=adapted_linear,
+        inputs=_adapted_inputs,
+        shapes=_ADAPTED if format == "nf4" else (*_ADAPTED, (16, 272, 512)),
+        dense=_dense_adapted,
+        **packed | {"prepare": _with_adapter},
+    )
+    yield with_columns("dense_with_columns", "cuda.linear:dense_with_columns", **packed)
+    yield conversion(
+        "dequantize_packs",
+        "cuda.hopper:dequantize_packs",
+        reference=reference.dequantize,
+        inputs=_stored_inputs,
+        named=("dtype",),
+        shapes=((16, 256), (33, 320), (272, 512)),
+        # In value: a zero may lose its sign.
+        bound=0.0,
+        **packed,
+    )
+    # It takes 128 rows at most, one row without the matrix unit.
+    few = ((1, 70, 1088), *_SHAPES[:4], (100, 65, 320))
+    # Without the matrix unit's tiles NF4 always goes by a dense W (`kernels.dispatch`).
+    if format != "nf4":
+        yield product("portable_linear", "triton.portable_linear:linear", shapes=few)
+    portable = "triton.portable_linear:dense_with_columns"
+    yield with_columns("portable_dense_with_columns", portable, shapes=_SHAPES[1:3])
+    yield conversion(
+        "dequantize",
+        "triton.dequantize:dequantize",
+        reference=reference.dequantize,
+        inputs=_stored_inputs,
+        exact=True,
+    )
+    yield conversion(
+        "quantize",
+        "triton.quantize:quantize",
+        reference=reference.quantize,
+        inputs=_dense_inputs,
+        exact=True,
+        # It looks whether every value is finite.
+        captured=False,
     )
 
 
-# Without the matrix unit's tiles NF4 always goes by a dense W (`kernels.dispatch`).
-LINEAR_OPS: tuple[Op, ...] = (
-    *(op for format in FORMATS for op in _packed_rows(format)),
-    *(_portable(format) for format in FORMATS if format != "nf4"),
-    *(_portable_columns(format) for format in FORMATS),
-    *(op for format in FORMATS for op in _conversions(format)),
-)
+LINEAR_OPS: tuple[Op, ...] = tuple(op for format in FORMATS for op in _rows(format))

@@ -32,7 +32,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kernels.formats import NORMAL_FLOAT, QuantizedWeight
+from kernels.formats import FORMATS, NORMAL_FLOAT, QuantizedWeight
 
 PACK_ROWS = 16
 PACK_COLUMNS = 256
@@ -43,6 +43,8 @@ FORMAT_NUMBERS = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}
 _E5M3_BIAS = 10
 # The largest MXFP4 exponent after moving: products stay at or below 6.
 _LARGEST_E8M0 = 253
+# Scales of a whole matrix, which only NVFP4 has.
+_OF_MATRIX = ("encode_scale", "global_scale")
 # Row tiles rearranged at once, so that the working copy stays small.
 _TILES_AT_ONCE = 512
 
@@ -164,8 +166,7 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
             codes = codes.clone()
             codes.view(-1, block_bytes)[index] = 0  # (lost blocks, bytes of a block)
         scales = scales.repeat_interleave(weight.block // 16, dim=1)
-        of_matrix = ("encode_scale", "global_scale")
-        extras |= {name: value for name, value in weight.tensors().items() if name in of_matrix}
+        extras |= {name: value for name, value in weight.tensors().items() if name in _OF_MATRIX}
     packs = torch.empty(tiles, columns, PACK_BYTES, dtype=torch.uint8, device=codes.device)
     for at in range(0, tiles, _TILES_AT_ONCE):
         rows = slice(at * PACK_ROWS, min(N, (at + _TILES_AT_ONCE) * PACK_ROWS))
@@ -193,7 +194,12 @@ def unpack(packed: PackedWeight) -> QuantizedWeight:
     codes = pairs.reshape(tiles * PACK_ROWS, columns * PACK_COLUMNS // 2)[:N, : K // 2]
     codes = codes.contiguous()  # (N, K / 2)
     if packed.format == "nf4":
-        return _unpack_nf4(packed, codes)
+        absmax = packed.packs[:, :, 2048:].contiguous().view(torch.float32)  # (tiles, columns, 64)
+        # (tile, row, column, block of 64)
+        absmax = absmax.view(tiles, columns, PACK_ROWS, 4).permute(0, 2, 1, 3)
+        absmax = absmax.reshape(tiles * PACK_ROWS, columns * 4)[:N, : K // 64]
+        absmax = absmax.contiguous()  # (N, K / 64)
+        return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax)
     stored = packed.packs[:, :, 2048:].reshape(tiles, columns, 8, 4, 4, 2)  # g, t, chunk, half
     # (tile, half, g) are rows, (column, chunk, t) blocks of 16
     stored = stored.permute(0, 5, 2, 1, 4, 3).reshape(tiles * PACK_ROWS, columns * 16)
@@ -209,14 +215,10 @@ def unpack(packed: PackedWeight) -> QuantizedWeight:
         raw.view(-1)[extras["lost_blocks"]] = extras["lost_scales"]
         width = extras["lost_codes"].shape[1]
         codes.view(-1, width)[extras["lost_blocks"]] = extras["lost_codes"]
-    if packed.format == "mxfp4":
-        return QuantizedWeight(format="mxfp4", codes=codes, block_scales=raw)
+    block_scales = raw.view(FORMATS[packed.format].scale_dtype)
+    of_matrix = {name: value for name, value in extras.items() if name in _OF_MATRIX}
     return QuantizedWeight(
-        format="nvfp4",
-        codes=codes,
-        block_scales=raw.view(torch.float8_e4m3fn),
-        global_scale=extras["global_scale"],
-        encode_scale=extras["encode_scale"],
+        format=packed.format, codes=codes, block_scales=block_scales, **of_matrix
     )
 
 
@@ -275,15 +277,10 @@ def _scale_bytes(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor]:
 
 def _e5m3_of_e4m3(raw: Tensor) -> Tensor:
     """Re-encode E4M3 bytes; subnormals become normal, zero becomes zero."""
+    values = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    halves, powers = torch.frexp(values)  # the significands in [1/2, 1)
     table = torch.zeros(256, dtype=torch.uint8)
-    for byte in range(1, 127):
-        exponent, mantissa = byte >> 3, byte & 7
-        if exponent:
-            power = exponent - 7
-        else:
-            shift = 4 - mantissa.bit_length()
-            power, mantissa = -6 - shift, (mantissa << shift) & 7
-        table[byte] = ((power + _E5M3_BIAS) << 3) | mantissa
+    table[1:127] = ((powers - 1 + _E5M3_BIAS) << 3) | (16 * halves - 8).int()
     return table.to(raw.device)[raw.int()]
 
 
@@ -293,14 +290,3 @@ def _e4m3_of_e5m3(stored: Tensor) -> Tensor:
     table[_e5m3_of_e4m3(bytes_).int()] = bytes_
     table[0] = 0
     return table.to(stored.device)[stored.int()]
-
-
-def _unpack_nf4(packed: PackedWeight, codes: Tensor) -> QuantizedWeight:
-    N, K = packed.shape
-    tiles, columns, _ = packed.packs.shape
-    absmax = packed.packs[:, :, 2048:].contiguous().view(torch.float32)  # (tiles, columns, 64)
-    # (tile, row, column, block of 64)
-    absmax = absmax.view(tiles, columns, PACK_ROWS, 4).permute(0, 2, 1, 3)
-    absmax = absmax.reshape(tiles * PACK_ROWS, columns * 4)[:N, : K // 64]
-    absmax = absmax.contiguous()  # (N, K / 64)
-    return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax)

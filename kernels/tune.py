@@ -36,6 +36,7 @@ from kernels.cuda import compiler, driver, fused_adapter, hopper, linear
 from kernels.cuda.compiler import CompileError
 from kernels.cuda.fused_adapter import Join, Joining
 from kernels.cuda.hopper import Adapter, Choice
+from kernels.op import Arguments, rotated
 from kernels.packing import PACK_BYTES, PACK_COLUMNS, PACK_ROWS, PackedWeight
 
 LAYERS = {
@@ -98,6 +99,13 @@ def random_packed(N: int, K: int, format: str, seed: int) -> PackedWeight:
         gain=torch.tensor(gain, device="cuda"),
         extras={"encode_scale": torch.tensor(40000.0, device="cuda")},
     )
+
+
+def random_adapter(N: int, K: int, rank: int, ends: tuple[int, ...]) -> Adapter:
+    """Return a random adapter of an (N, K) weight, whose projections end at `ends`."""
+    a = torch.randn(rank * (len(ends) + 1), K, device="cuda") * 0.02
+    b = torch.randn(N, rank, device="cuda") * 0.02
+    return Adapter(a=a.bfloat16(), b=b.bfloat16(), ends=ends)
 
 
 def alone(N: int, K: int, M: int, processors: int) -> Iterator[Choice]:
@@ -258,20 +266,9 @@ def _call(
 
 
 @lru_cache(maxsize=1)
-def _layer(N: int, K: int, ends: tuple[int, ...]) -> list[tuple[PackedWeight, Adapter]]:
+def _layer(N: int, K: int, ends: tuple[int, ...]) -> list[Arguments]:
     """Return copies of a layer's weight and adapter that together are larger than the L2 cache."""
-    base = random_packed(N, K, "nvfp4", 0)
-    return [
-        (
-            dataclasses.replace(base, packs=base.packs.clone()),
-            Adapter(
-                a=(torch.randn(RANK * (len(ends) + 1), K, device="cuda") * 0.02).bfloat16(),
-                b=(torch.randn(N, RANK, device="cuda") * 0.02).bfloat16(),
-                ends=ends,
-            ),
-        )
-        for _ in range(timing.copies(base.packs.nbytes))
-    ]
+    return rotated((random_packed(N, K, "nvfp4", 0), random_adapter(N, K, RANK, ends)))
 
 
 def fastest(entry: TableEntry, processors: int, replays: int = 7) -> tuple[Way, float]:

@@ -31,7 +31,7 @@ from kernels.op import Shape, rotated
 from kernels.ops import named_op
 from kernels.packing import PackedWeight
 from kernels.triton import decode_adapter, logprobs, quantize
-from kernels.tune import ENDS, LAYERS, random_packed
+from kernels.tune import ENDS, LAYERS, random_adapter, random_packed
 from repro.evidence.procedure import Measured, Progress, RunContext, Stopped
 from repro.evidence.record import Estimate
 from repro.models.random_policy import random_weight
@@ -179,15 +179,9 @@ class _Layer:
 
     def __init__(self, base: PackedWeight, ends: tuple[int, ...], rank: int, timed: Timed) -> None:
         self.base, self.timed, self.dense = base, timed, hopper.dequantize_packs(base)
-        self.packed = [
-            dataclasses.replace(base, packs=base.packs.clone())
-            for _ in range(timing.copies(base.packs.nbytes))
-        ]
-        self.copies = [self.dense.clone() for _ in range(timing.copies(self.dense.nbytes))]
-        N, K = base.shape
-        a = torch.randn(rank * (len(ends) + 1), K, device="cuda") * 0.02
-        b = torch.randn(N, rank, device="cuda") * 0.02
-        self.adapter = Adapter(a=a.bfloat16(), b=b.bfloat16(), ends=ends, scaling=1.0)
+        self.packed = [packed for (packed,) in rotated((base,))]
+        self.copies = [dense for (dense,) in rotated((self.dense,))]
+        self.adapter = random_adapter(*base.shape, rank, ends)
 
     def _both(self, M: int, ours: Calls, plain: Calls) -> tuple[float, float]:
         N, K = self.base.shape

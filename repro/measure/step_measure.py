@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -95,15 +96,9 @@ class Bench:
     progress: Progress = lambda text, values: None
     product_rate: float | None = None
     failures: list[str] = dataclasses.field(default_factory=list)
-    timed_retries: dict[str, int] = dataclasses.field(default_factory=dict)
+    timed_retries: Counter[str] = dataclasses.field(default_factory=Counter)
     ranks: Ranks = ALONE
     results: Results = dataclasses.field(default_factory=dict)
-
-    def count_retries(self, arm: StepArm, point: StepPoint, count: int) -> None:
-        """Add retries of one timed step."""
-        if not point.budget_bytes and not point.memory_only:
-            name = f"{point.name} {way_of(arm)}"
-            self.timed_retries[name] = self.timed_retries.get(name, 0) + count
 
 
 def step_shape(point: StepPoint, arm: StepArm, scale: StepScale, budget: int) -> StepShape:
@@ -265,7 +260,8 @@ def _measure(
             retried, counted, begun = retries(), probe(slowed_us), time.monotonic()
             seconds = timed_step(t, state, waves)
             slowed = slowed_shares(counted, probe(slowed_us), time.monotonic() - begun)
-            bench.count_retries(arm, point, retries() - retried)
+            if not point.budget_bytes and not point.memory_only:
+                bench.timed_retries[f"{point.name} {way_of(arm)}"] += retries() - retried
             moved = float((parameter_image(policy) - before).norm())
             facts = _facts(t.learner, made.statistics, state, planned, point, waves)
             if not point.memory_only:

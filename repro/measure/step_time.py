@@ -54,7 +54,7 @@ def measure_steps(run: RunConfig, context: RunContext) -> Measured:
     measured = measured_steps(own, ways, scale.points, bench.results)
     if bench.failures and not measured.metrics:
         raise RuntimeError("; ".join(bench.failures))
-    measured.facts.update(failed=bench.failures, timed_retries=bench.timed_retries)
+    measured.facts.update(failed=bench.failures, timed_retries=dict(bench.timed_retries))
     if ranks.world > 1:
         measured.facts["ranks"] = ranks.world
     return measured

@@ -70,9 +70,20 @@ def training_of(
     `micro_tokens` are the packed tokens of a micro-batch to begin with; `ranks` share the point's
     prompts and passes.
     """
+    rates = LearningRates(lora_16bit=_LEARNING_RATE, lora_4bit=_LEARNING_RATE, full=_LEARNING_RATE)
+    trained = TrainScale(
+        checkpoint=f"random weights, {point.model}",
+        data=DataConfig(train_problems=point.prompts),
+        steps=scale.warm_up + scale.steps,
+        prompts_per_rollout=point.prompts,
+        group_size=point.group,
+        max_prompt_tokens=point.prompt_tokens,
+        rollout=SamplingConfig(max_new_tokens=point.completion_tokens),
+        optimizer=OptimizerConfig(name=scale.optimizer, learning_rates=rates),
+    )
     run = RunConfig(
         target="step", target_version=1, tier="systems", procedure="step_time", arm=arm,
-        scale=train_scale(point, scale), seed=seed,
+        scale=trained, seed=seed,
     )  # fmt: skip
     learner = learner_of(
         run, policy, sampler, micro_tokens=micro_tokens, kept_blocks=kept_blocks, ranks=ranks
@@ -85,21 +96,6 @@ def training_of(
         score=paid_evenly(run, pool),
         # The second micro-batch meets the first one's gradients: that is the peak.
         taking_part=first_micro_batches(2, micro_tokens) if point.memory_only else everything,
-    )
-
-
-def train_scale(point: StepPoint, scale: StepScale) -> TrainScale:
-    """Return the training whose steps a point measures."""
-    rates = LearningRates(lora_16bit=_LEARNING_RATE, lora_4bit=_LEARNING_RATE, full=_LEARNING_RATE)
-    return TrainScale(
-        checkpoint=f"random weights, {point.model}",
-        data=DataConfig(train_problems=point.prompts),
-        steps=scale.warm_up + scale.steps,
-        prompts_per_rollout=point.prompts,
-        group_size=point.group,
-        max_prompt_tokens=point.prompt_tokens,
-        rollout=SamplingConfig(max_new_tokens=point.completion_tokens),
-        optimizer=OptimizerConfig(name=scale.optimizer, learning_rates=rates),
     )
 
 
