@@ -21,7 +21,7 @@ FUNCTION_LINES = 60
 BLOCK = re.compile(r"<!-- (\w+): ?begin.*?<!-- \1: ?end -->", re.DOTALL)
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
-    "lines of source": 55_450,
+    "lines of source": 54_000,
     "lines of tests": 28_000,
     "hand-written words of docs": 14_000,
     "generated words of docs": 5_260,
@@ -29,7 +29,7 @@ BUDGET = {
     "bytes of expected/": 1_200_000,
     "bytes of CHANGELOG": 16_500,
 }
-BOUNDS = dict(zip(BUDGET, (55_450, 28_000, 14_000, 6_000, 30, 1_500_000, 16_500), strict=True))
+BOUNDS = dict(zip(BUDGET, (54_000, 28_000, 14_000, 6_000, 30, 1_500_000, 16_500), strict=True))
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03
 FOLDER_MODULES = 18
