@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -130,6 +130,11 @@ class StepPoint:
     def __post_init__(self) -> None:
         check_fields(self, f"point {self.name}: ")
         shape_named(self.model)
+
+    @classmethod
+    def recorded(cls, values: Mapping[str, Any]) -> StepPoint:
+        """Return the point that a record's configuration describes."""
+        return cls(**{name: value for name, value in values.items() if name not in cls.RETIRED})
 
     @property
     def rows(self) -> int:

@@ -53,8 +53,7 @@ def measured():
         rank = record.config["arm"]["lora_rank"]
         for asked in record.config["scale"]["points"]:
             # As they were when the record was made.
-            present = {name: asked[name] for name in asked.keys() - StepPoint.RETIRED.keys()}
-            point = StepPoint(**present)
+            point = StepPoint.recorded(asked)
             for way, values in record.facts["points"].get(point.name, {}).items():
                 gave_up = values["fallbacks"] or values.get("slot_fallbacks")
                 if way in WEIGHT_FORMATS and not gave_up:
