@@ -83,13 +83,12 @@ def test_the_kl_is_that_of_whole_distributions():
     common = module._common(module._untreated(run))
     changed = load_policy("tiny", weight_format="nvfp4", compute_dtype="float32", order=0)
     (prompts,) = {len(load_problems(run.scale.data, "development"))}
+    (part,) = common.parts
     assert prompts == len(common.asked) == PROMPTS
     own = []
     for number, question in enumerate(common.asked):
-        rows = [
-            [*question.prompt, *one.token_ids]
-            for one in common.sampled.completions[number * GROUP : (number + 1) * GROUP]
-        ]
+        group = range(number * GROUP, (number + 1) * GROUP)
+        rows = [[*question.prompt, *part.token_ids[row][part.mask[row]].tolist()] for row in group]
         predicting = slice(len(question.prompt) - 1, -1)
         own.append(mean_kl(*(distributions(of, rows, predicting)
                              for of in (common.policy, changed))))  # fmt: skip
