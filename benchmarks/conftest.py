@@ -101,7 +101,9 @@ def limits(device: str) -> Limits | None:
     """Return the device's measured rates; None on a CPU, whose rates nothing here is held to."""
     if device != "cuda":
         return None
-    return Limits(copy_rate=timing.copy_rate(), matmul_rate=timing.matmul_rate())
+    rates = Limits(copy_rate=timing.copy_rate(), matmul_rate=timing.matmul_rate())
+    torch.cuda.empty_cache()
+    return rates
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ trained policy to the one without its adapter.
 
 from __future__ import annotations
 
+import gc
 import io
 import math
 from collections.abc import Callable, Iterator
@@ -28,7 +29,6 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from repro.data.generator import generate_problems
-from repro.measure.device_state import release
 from repro.models.policy import Policy
 from repro.spec.checks import require
 from repro.spec.config import derive_seed
@@ -218,4 +218,6 @@ def released() -> Iterator[None]:
     try:
         yield
     finally:
-        release()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

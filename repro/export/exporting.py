@@ -94,7 +94,7 @@ def _adapter(
     """Write PEFT's files and compare them as peft and this project read them."""
     source = resolve(args.base or policy.folder or "", args.revision or "")
     base, revision = named_base(args.base or policy.checkpoint, source)
-    served = read_description(source).stored_format or "bf16"
+    served = cast(WeightFormat, read_description(source).stored_format or "bf16")
     missing = missing_reader(served)
     require(
         missing is None,
@@ -110,11 +110,7 @@ def _adapter(
     dtype = policy.compute_dtype if served == "bf16" else DTYPE
     with released():
         served_policy = load_adapted(
-            folder,
-            checkpoint=source,
-            weight_format=cast(WeightFormat, served),
-            compute_dtype=dtype,
-            device=device,
+            folder, checkpoint=source, weight_format=served, compute_dtype=dtype, device=device
         )
         ours = said_by(served_policy, folder, trained.rows)
         del served_policy

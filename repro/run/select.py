@@ -109,7 +109,8 @@ def selections_of(args: argparse.Namespace) -> list[Selection]:
 
 def _require_arms(name: str, arms: Sequence[str]) -> None:
     """Raise `ValueError` naming each arm that the runs of a target do not have."""
-    all_of(*(partial(find(name).runs.arm, arm) for arm in arms))
+    runs = find(name).runs
+    all_of(*(partial(runs.arm, arm) for arm in arms))
 
 
 def check_line(args: argparse.Namespace) -> str:

@@ -45,7 +45,7 @@ def uncollected_garbage():
     if torch.cuda.is_available():
         yield
         return
-    with mock.patch("repro.measure.device_state.gc"):
+    with mock.patch("repro.measure.device_state.gc"), mock.patch("repro.export.comparing.gc"):
         yield
 
 
