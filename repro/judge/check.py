@@ -269,7 +269,7 @@ def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:
 
 def _mismatch(selection: Selection, claim: Claim, evidence: Evidence) -> str | None:
     """Return why the arms of a claim must not be compared, or None."""
-    if "learning_rate" not in claim.factor:
+    if not {"learning_rate", "learning_rate_factor"} & set(claim.factor):
         rates = learning_rates(selection, claim)
         if len(set(rates.values())) > 1:
             return f"claim {claim.name} compares arms at different learning rates: {rates}"

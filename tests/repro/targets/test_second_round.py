@@ -1,12 +1,16 @@
 """The second round's plans: what its claims make of made-up runs, and what its scales hold."""
 
+import dataclasses
 import random
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 
 from repro.evidence.derived import LATE
 from repro.evidence.verdicts.claim_verdicts import judge
+from repro.judge import check
+from repro.run.select import Selection
 from repro.spec.claim import Metric
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -74,3 +78,13 @@ def test_the_rates_differ_in_the_rate_alone():
     rates = [target.scales[Tier.MINI].optimizer.learning_rates.of(arm) for arm in target.arms]
     assert rates == pytest.approx([1e-4, 5e-5, 1e-5])
     assert {claim.factor for claim in target.claims} == {("learning_rate_factor",)}
+
+
+def test_arms_at_other_rates_are_compared_where_the_rate_is_the_factor():
+    target = find("rates_coder_0_5b")
+    selection = Selection(target=target, tier=Tier.MINI)
+    evidence = SimpleNamespace(records={arm.name: {} for arm in target.arms})
+    aside = [dataclasses.replace(claim, factor=("training",)) for claim in target.claims]
+    said = [check._mismatch(selection, claim, evidence) for claim in (*target.claims, *aside)]
+    assert said[:4] == [None] * 4
+    assert all("learning rates" in text for text in said[4:])
