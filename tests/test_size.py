@@ -24,9 +24,9 @@ BUDGET = {
     "lines of source": 54_000,
     "lines of tests": 28_000,
     "hand-written words of docs": 14_000,
-    "generated words of docs": 5_260,
+    "generated words of docs": 5_300,
     "pictures in docs": 15,
-    "bytes of expected/": 1_200_000,
+    "bytes of expected/": 1_225_000,
     "bytes of CHANGELOG": 16_500,
 }
 BOUNDS = dict(zip(BUDGET, (54_000, 28_000, 14_000, 6_000, 30, 1_500_000, 16_500), strict=True))

@@ -122,7 +122,8 @@ def _beside_folded(measured: Measured, checks: Checks, *names: str, ending: str 
     measured_ones = [one for one in found if one.name.endswith(ending) and one.effect is not None]
     sizes = {int(size) for one in measured_ones for size in re.findall(r"_(\d+)b_", one.name)}
     ratios = span(one.effect for one in measured_ones)
-    named = " and ".join(f"{size}B" for size in sorted(sizes))
+    ends = sorted(sizes)
+    named = f"{ends[0]}B to {ends[-1]}B" if len(ends) > 2 else " and ".join(f"{s}B" for s in ends)
     said, verdicts = measured
     return f"{said}; over merged LoRA, {named}: {ratios}" if said and ratios else said, verdicts
 
