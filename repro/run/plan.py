@@ -12,7 +12,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -96,7 +95,7 @@ def plan_text(
 
     `workers` runs at a time share memory and disk; each takes `ranks` devices.
     """
-    listed = _listed(runs)
+    listed, unheard = _listed(runs)
     needs = selection.source.needs_at(selection.tier)
     standing = standing_of(runs, folder)
     done, left = {run.digest() for run in standing.recorded}, standing.left
@@ -134,6 +133,7 @@ def plan_text(
         *_card_lines(selection.tier, left or runs),
         f"  memory    {_known(memory)}{_beyond_card(selection.tier, memory)}",
         f"  downloads {'; '.join(fetched) or 'none'}",
+        *(f"  hub       {reason}" for reason in dict.fromkeys(unheard)),
     ]
     fit, sentences = fit_runs(left, lambda run: refusal(run, ranks))
     lines += [f"  refused   {sentence}" for sentence in (*sentences, *standing.blocked)]
@@ -210,16 +210,19 @@ def _unknown(runs: Iterable[RunConfig]) -> dict[str, str]:
     return {name: rev for name, rev in named.items() if shape_of_checkpoint(name) is None}
 
 
-def _listed(runs: Iterable[RunConfig]) -> dict[str, int]:
+def _listed(runs: Iterable[RunConfig]) -> tuple[dict[str, int], list[str]]:
     """Return the bytes of checkpoints of unknown sizes as the hub lists them; fetch their configs.
 
-    Those of which the hub cannot be asked are left out.
+    Those of which the hub cannot be asked are left out; why not is said beside them.
     """
     listed: dict[str, int] = {}
+    unheard = []
     for name, revision in _unknown(runs).items():
-        with suppress(HubError):
+        try:
             listed[name] = ask_size(name, revision)
-    return listed
+        except HubError as error:
+            unheard.append(f"{name}: {error}")
+    return listed, unheard
 
 
 def _arm_lines(

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any, TypeGuard, cast
 from repro.data.load import is_generated, require_declared
 from repro.data.prompts import template_named
 from repro.evidence.origins import grouped_by
+from repro.models.decoder import require_supported
 from repro.models.memory_plan import training_memory
 from repro.reward.custom import in_a_copy, load_reward
 from repro.run.data_check import problems_of, reads_of, require_prompts
@@ -110,6 +112,9 @@ def _named_refusal(run: RunConfig) -> str | None:
             "(owner/model)",
         )
         shape_of_checkpoint(scale.checkpoint)  # its config has a decoder's sizes
+        configs = [folder / "config.json" for folder in local_folders(scale.checkpoint)]
+        for path in filter(Path.is_file, configs[:1]):
+            require_supported(json.loads(path.read_text(encoding="utf-8")), path)
         if run.arm.reward_function is not None:
             in_a_copy(run.arm.reward_function.module, partial(load_reward, run.arm.reward_function))
         if _is_here(bare) and _prompts_of(bare) not in _own_prompts():

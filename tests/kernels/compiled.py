@@ -160,14 +160,16 @@ def adapters(name: str, overlap: bool) -> Iterator[Launch]:
     N, ends = (HQ + 2 * HK) * D, (HQ * D, (HQ + HK) * D)
     for M in ROWS:
         for R in RANKS:
-            calls: dict[Callable[..., object], tuple[Any, ...]] = {
-                decode_adapter.project: (zeros(M, H), zeros(3 * R, H)),
-                decode_adapter.add_adapter: (zeros(M, N), zeros(M, 3 * R), zeros(N, R), ends, 1.0),
-                decode_adapter.adapted_swiglu: (
-                    zeros(M, 2 * I), zeros(M, 2 * R), zeros(2 * I, R), 1.0,
-                ),
-            }  # fmt: skip
-            for function, given in calls.items():
+            qkv = zeros(M, N), zeros(M, 3 * R), zeros(N, R)
+            gate_up = zeros(M, 2 * I), zeros(M, 2 * R), zeros(2 * I, R)
+            calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = [
+                (decode_adapter.project, (zeros(M, H), zeros(3 * R, H))),
+                (decode_adapter.project, (zeros(M, I), zeros(R, I))),
+                (decode_adapter.add_adapter, (*qkv, ends, 1.0)),
+                (decode_adapter.add_adapter, (zeros(M, H), zeros(M, R), zeros(H, R), (), 1.0)),
+                (decode_adapter.adapted_swiglu, (*gate_up, 1.0)),
+            ]
+            for function, given in calls:
                 yield f"{function.__name__} {M} {R}", partial(function, *given, overlap=overlap)
 
 

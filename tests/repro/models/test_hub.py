@@ -297,4 +297,11 @@ def test_plan_asks_the_hub_for_sizes_that_it_does_not_know(hub, tmp_path, monkey
     line[line.index("owner/model")] = "owner/packed:small.gguf"  # whose sizes no config says
     assert main(line) == 0
     assert "owner/packed:small.gguf (1.23 MB)" in capsys.readouterr().out
+    line[line.index("owner/packed:small.gguf")] = "owner/other"
+    assert main(line) == 2
+    assert "model_type is 'qwen3_moe'" in capsys.readouterr().err
+    line[line.index("owner/other")] = "owner/absent"
+    assert main(line) == 0
+    (said,) = re.findall("  hub       (.*)", capsys.readouterr().out)
+    assert said.startswith("owner/absent: ")
     assert not [path for path in hub.asked if "/large/" in path or path.endswith(".gguf")]
