@@ -39,7 +39,7 @@ from repro.spec.tier import Tier
 from repro.targets import find, table1
 from repro.targets.memory import CLAIM
 from repro.targets.rollout_speed import POINTS
-from repro.targets.speed import BITSANDBYTES
+from repro.targets.speed import BITSANDBYTES, rate
 from repro.targets.steps import BF16, LENGTH_POINTS, NVFP4
 
 Values = Mapping[Any, float]
@@ -74,7 +74,7 @@ def rollouts(name: str) -> dict[str, Values]:
     measured = measure_seeds([_run("throughput", arm, scale, s) for s in _SEEDS], _CONTEXT)
     release()
     rates: dict[str, Values] = {}
-    for metric in (rate_of(point, batch) for point in points for batch in point.batches):
+    for metric in (rate(point.name, batch).name for point in points for batch in point.batches):
         found = {s: own.metrics.get(metric) for s, own in zip(_SEEDS, measured, strict=True)}
         rates[metric] = {s: one.value for s, one in found.items() if one and one.value is not None}
     return rates
@@ -120,11 +120,6 @@ def _run(procedure: str, arm: Arm, scale: Any, seed: int) -> RunConfig:
         target="claims", target_version=1, tier=Tier.SYSTEMS.value, procedure=procedure, arm=arm,
         scale=scale, seed=seed,
     )  # fmt: skip
-
-
-def rate_of(point: ThroughputPoint, batch: int) -> str:
-    """Return the metric of a point's batch."""
-    return f"tokens_per_second_{point.name}_{batch}"
 
 
 def ratio(above: Values, below: Values) -> float:

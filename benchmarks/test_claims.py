@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from benchmarks import claims
-from benchmarks.claims import CELLS, ROLLOUT_ARMS, Values, rate_of
+from benchmarks.claims import CELLS, ROLLOUT_ARMS, Values
 from benchmarks.device_time import CLOCK, record_rounds
 from repro.judge.as_before import WORSE
 from repro.spec.throughput_scale import ThroughputPoint
-from repro.targets import paper_effects
+from repro.targets import paper_effects, speed
 
 ABOVE = 1.5
 PAPER = f"over {ABOVE} (abstract)"
@@ -84,7 +84,7 @@ def test_rollout(name: str, point: ThroughputPoint, batch: int, benchmark: Any) 
         rates = claims.rollouts(name)
     except ValueError as error:
         pytest.skip(str(error))
-    metric, arm = rate_of(point, batch), ROLLOUT_ARMS[name]
+    metric, arm = speed.rate(point.name, batch).name, ROLLOUT_ARMS[name]
     if not rates[metric]:
         pytest.skip(f"{name} does not fit the device at {point.name}, batch {batch}")
     benchmark.group = SMALL if batch <= 8 else LARGE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -26,12 +25,11 @@ from repro.evidence.record import Record
 from repro.judge.check import Checked
 from repro.report.doses import BASE
 from repro.report.systems_rates import comparisons, measured_rates, printed_rates
-from repro.spec.shapes import shape_named
+from repro.spec.shapes import SHAPES, shape_named
 
 WINDOW = 5
 # Arms of one format share its colour, so each has a marker and a dash of its own.
 _MARKED = tuple(zip(cycle("os^D"), ("-", "--", ":", "-.") * 4, strict=False))
-_OURS = re.compile(r"seconds_ours_(\w+)_(\d+)")
 _BYTES_PER_WEIGHT = 9 / 16
 # Of a line, as many as are told apart.
 _STEPS = 50
@@ -210,9 +208,9 @@ def rates(checks: Sequence[Checked], expected: Path) -> Rates:
         printed = printed_rates(checked.selection.target, expected)
         for model, batch, arm, values in measured_rates(checked):
             mean = mean_interval([*values.values()])
-            point = Point(place=batch, mean=mean, paper=printed.get((model, arm, batch)))
-            found.setdefault((model, arm), []).append(point)
-    ordered = sorted(found, key=lambda key: int(key[0].rstrip("b")))
+            paper = printed.get((f"{model} batch {batch}", arm))
+            found.setdefault((model, arm), []).append(Point(place=batch, mean=mean, paper=paper))
+    ordered = sorted(found, key=lambda key: [*SHAPES].index(key[0]))
     return {key: sorted(found[key], key=lambda point: point.place) for key in ordered}
 
 
@@ -313,10 +311,11 @@ Timed = tuple[int, float, float, float]
 def times(checked: Checked) -> dict[str, dict[str, list[Timed]]]:
     """Return {block: {arm: times}} of what the records time, from few rows of x to many."""
     found: dict[str, dict[str, list[Timed]]] = {}
+    ratios = [one for one in checked.selection.target.metrics if one.quantity == "ratio"]
     for arm, by_seed in checked.evidence.records.items():
         timed = [*by_seed.values()]
-        matches = filter(None, map(_OURS.fullmatch, timed[0].metrics))
-        for block, count in sorted((match[1], int(match[2])) for match in matches):
+        cells = ((one.model, one.batch) for one in ratios if one.name in timed[0].metrics)
+        for block, count in cells:
             ours, bf16 = (
                 _median(timed, f"seconds_{by}_{block}_{count}") for by in ("ours", "bf16")
             )
@@ -348,7 +347,7 @@ def linear_layers(checked: Checked, title: str) -> Figure | None:
     found = times(checked)
     if not found:
         return None
-    blocks = sorted(found, key=lambda name: int(name.rstrip("b")))
+    blocks = sorted(found, key=[*SHAPES].index)
     figure = new_figure(5.0 * len(blocks), 7.0)
     grid = figure.subplots(2, len(blocks), sharex=True, squeeze=False)
     looks = styles(checked.selection.target.arms)
@@ -361,7 +360,8 @@ def linear_layers(checked: Checked, title: str) -> Figure | None:
         below.tick_params(axis="x", labelrotation=45)
     grid[0][0].set_ylabel("microseconds")
     grid[1][0].set_ylabel("times as fast as BF16")
-    timed = [r for r in checked.evidence.every_record() if any(map(_OURS.fullmatch, r.metrics))]
+    arms = {arm for of_block in found.values() for arm in of_block}
+    timed = [record for record in checked.evidence.every_record() if record.arm in arms]
     note = "medians; floor: 4-bit weights at the measured copy or matmul rate"
     keys = grid[0][0].get_legend_handles_labels()[0]
     frame(figure, title, f"{captions.origin(timed)}; {note}", keys)

@@ -7,7 +7,6 @@ for a row follows from the verdicts on certain claims and performance targets.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from repro.report.verdict_words import (
     stated_bars,
 )
 from repro.run.places import PACKAGE
+from repro.spec.shapes import SHAPES
 from repro.spec.tier import Tier
 
 # The checks of one device at one tier, by target.
@@ -116,20 +116,23 @@ def answer_lines(found: Sequence[Answer], absent: str = NOT_TESTED) -> dict[str,
     return {word: [f"{item.asked['text']}." for item in of] for word, of in groups.items()}
 
 
-def _beside_folded(measured: Measured, checks: Checks, *names: str, ending: str = "") -> Measured:
-    """Add QeRL over 16-bit LoRA folded in, which decides nothing, by verdicts of such a name."""
-    found = [one for name in names if name in checks for one in of_kind(checks[name], Kind.OPEN)]
-    measured_ones = [one for one in found if one.name.endswith(ending) and one.effect is not None]
-    sizes = {int(size) for one in measured_ones for size in re.findall(r"_(\d+)b_", one.name)}
-    ratios = span(one.effect for one in measured_ones)
-    ends = sorted(sizes)
-    named = f"{ends[0]}B to {ends[-1]}B" if len(ends) > 2 else " and ".join(f"{s}B" for s in ends)
+def _beside_folded(measured: Measured, checks: Checks, *names: str, batch: int = 0) -> Measured:
+    """Add QeRL over 16-bit LoRA folded in, which decides nothing, at one batch or at all."""
+    found = [
+        (checked.selection.target.metric(claim.metric), verdict.effect)
+        for checked in (checks[name] for name in names if name in checks)
+        for claim, verdict in checked.statements()
+    ]
+    found = [(metric, effect) for metric, effect in found if effect and batch in (0, metric.batch)]
+    ratios = span(effect for _, effect in found)
+    ends = [size.upper() for size in SHAPES if any(metric.model == size for metric, _ in found)]
+    named = f"{ends[0]} to {ends[-1]}" if len(ends) > 2 else " and ".join(ends)
     said, verdicts = measured
     return f"{said}; over merged LoRA, {named}: {ratios}" if said and ratios else said, verdicts
 
 
 def _rollouts(
-    names: Sequence[str], folded: Sequence[str], batch: int | None, checks: Checks, expected: Path
+    names: Sequence[str], folded: Sequence[str], batch: int, checks: Checks, expected: Path
 ) -> Measured:
     """Return QeRL's ratios of the rollouts of targets, at one batch or at all of them."""
     pairs = [
@@ -137,10 +140,10 @@ def _rollouts(
         for name in names
         if name in checks
         for pair in comparisons(checks[name], expected)
-        if batch in (None, pair.place)
+        if batch in (0, pair.place)
     ]
     measured = ratio_span(pairs), [item.verdict for item in pairs if item.verdict is not None]
-    return _beside_folded(measured, checks, *folded, ending=f"_{batch}" if batch else "")
+    return _beside_folded(measured, checks, *folded, batch=batch)
 
 
 def _steps(checks: Checks, expected: Path) -> Measured:
@@ -181,7 +184,7 @@ def _papers_number(checks: Checks, expected: Path) -> Measured:
 
 
 _MEASURED: Mapping[str, Callable[[Checks, Path], Measured]] = {
-    "small_batches": partial(_rollouts, SMALL_BATCHES, ("table6_folded", "table8_folded"), None),
+    "small_batches": partial(_rollouts, SMALL_BATCHES, ("table6_folded", "table8_folded"), 0),
     "large_batches": partial(_rollouts, ("rollout",), ("rollout_folded",), 256),
     "steps": _steps,
     "memory": _memory,

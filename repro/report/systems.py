@@ -7,7 +7,6 @@ tables that `check --table` writes; here are the ratios that most people ask for
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -25,9 +24,9 @@ from repro.report.systems_rates import (
 )
 from repro.report.tables import NOTHING, by_device, of_targets, table
 from repro.report.verdict_words import CLAIMS, Kind, all_bars, counted, kind_of, notes_on, of_kind
-from repro.spec.config import OperationScale
-from repro.spec.tier import Tier
-from repro.targets.kernel_speed import KERNELS, name_of
+from repro.spec.claim import Metric
+from repro.spec.shapes import SHAPES
+from repro.targets.kernel_speed import KERNELS, SCALE, name_of
 
 Writer = Callable[[], list[str]]
 SMALL_BATCHES = ("table5", "table6", "table7", "table8")
@@ -49,6 +48,7 @@ QUESTIONS = {
 }  # fmt: skip
 _RATES = (*SMALL_BATCHES, "rollout")
 _STEPS = [name for question, names in QUESTIONS.items() if "GRPO" in question for name in names]
+_COMPARED = {"bf16_lora": "16-bit LoRA", "nvfp4_lora": "QeRL"}
 _OWN_QLORA = "nf4_lora"
 _AGAINST = {
     "bf16_lora": "16-bit LoRA",
@@ -147,20 +147,19 @@ def _counted_once(verdicts: Sequence[Verdict]) -> str:
 
 def _rates(checks: Sequence[Checked]) -> list[str]:
     """Return tokens per second by model and batch: 16-bit LoRA and QeRL on each device."""
-    rates: dict[tuple[int, int], dict[tuple[str, str], str]] = {}
+    rates: dict[tuple[str, int], dict[tuple[str, str], str]] = {}
     for checked in checks:
         for model, batch, arm, values in measured_rates(checked):
-            own = rates.setdefault((int(model.rstrip("b")), batch), {})
+            own = rates.setdefault((model, batch), {})
             # A table of the paper's comes before the target of larger batches.
             own.setdefault((checked.evidence.device, arm), f"{fmean(values.values()):,.0f}")
     devices = device_heads(by_device(checks))
-    arms = {"bf16_lora": "16-bit LoRA", "nvfp4_lora": "QeRL"}
     rows = [
-        [f"{size}B", f"{batch}",
-         *(own.get((device, arm), "") for device in devices for arm in arms)]
-        for (size, batch), own in sorted(rates.items())
+        [model.upper(), f"{batch}",
+         *(rates[model, batch].get((device, arm), "") for device in devices for arm in _COMPARED)]
+        for model, batch in sorted(rates, key=lambda cell: ([*SHAPES].index(cell[0]), cell[1]))
     ]  # fmt: skip
-    heads = [f"{title}, {label}" for title in devices.values() for label in arms.values()]
+    heads = [f"{title}, {label}" for title in devices.values() for label in _COMPARED.values()]
     return table(["model", "batch", *heads], rows) or NOTHING
 
 
@@ -169,15 +168,15 @@ def _steps(checks: Sequence[Checked], expected: Path) -> list[str]:
     rows = []
     first = {c.selection.target.name: c for c in reversed(checks)}
     for checked in (first[name] for name in _STEPS if name in first):
-        for point, measured, paper in _speedups(checked, expected):
+        for metric, measured, paper in _speedups(checked, expected):
+            at, every = (metric.model, metric.point), checked.selection.target.metrics
+            beside = {one.quantity: one for one in every if (one.model, one.point) == at}
             rows.append([
-                point_text(point),
-                *(_middle(checked, f"step_seconds_{point}", arm, "seconds")
-                  for arm in ("bf16_lora", "nvfp4_lora")),
+                f"{metric.model.upper()}, {metric.point}",
+                *(_middle(checked, beside["step_seconds"], arm) for arm in _COMPARED),
                 f"{measured:.2f}x",
                 "" if paper is None else f"{paper:g}x",
-                *(_middle(checked, f"peak_bytes_{point}", arm, "bytes")
-                  for arm in ("bf16_lora", "nvfp4_lora")),
+                *(_middle(checked, beside["peak_bytes"], arm) for arm in _COMPARED),
             ])  # fmt: skip
     heads = ["step", "16-bit LoRA", "QeRL", "speed-up", "paper", "peak, 16-bit LoRA", "peak, QeRL"]
     return table(heads, rows) or NOTHING
@@ -185,32 +184,24 @@ def _steps(checks: Sequence[Checked], expected: Path) -> list[str]:
 
 def _kernels(checks: Sequence[Checked]) -> list[str]:
     """Return the speed of NVFP4's linear layers over bfloat16's, by model, device and rows."""
-    scale = KERNELS.scales[Tier.SYSTEMS]
-    assert isinstance(scale, OperationScale)
     rows = []
-    for block in scale.blocks:
+    for block in SCALE.blocks:
         for device, (checked, *_) in by_device(checks).items():
             found = checked.evidence.values
-            cells = [found(name_of("ratio", block, count)).get("nvfp4", {}) for count in scale.rows]
+            cells = [found(name_of("ratio", block, count)).get("nvfp4", {}) for count in SCALE.rows]
             means = [f"{fmean(values.values()):.2f}" if values else "" for values in cells]
             rows.append([f"{block.upper()}, {device_heads([device])[device]}", *means])
-    return table(["rows of x", *map(str, scale.rows)], rows) or NOTHING
+    return table(["rows of x", *map(str, SCALE.rows)], rows) or NOTHING
 
 
-def _middle(checked: Checked, metric: str, arm: str, unit: str) -> str:
-    values = checked.evidence.values(metric).get(arm)
+def _middle(checked: Checked, metric: Metric, arm: str) -> str:
+    values = checked.evidence.values(metric.name).get(arm)
     if not values:
         return ""
     middle = median(values.values())
-    if unit == "bytes":
+    if metric.unit == "bytes":
         return f"{middle / 1e9:.1f} GB"
     return f"{middle:.1f} s" if middle >= 10 else f"{middle:.2f} s"
-
-
-def point_text(point: str) -> str:
-    """Return `7B, batch 8` for `7b_b8`, `7B, 16x8` for `7b_16x8`, `0.5B, equal` too."""
-    model, rest = point.replace("0_5b", "0.5b").split("_", 1)
-    return f"{model.upper()}, {re.sub('^b(?=[0-9])', 'batch ', rest).replace('_', ', ')}"
 
 
 def step_spans(checks: Iterable[Checked], expected: Path) -> tuple[str, str]:
@@ -219,10 +210,10 @@ def step_spans(checks: Iterable[Checked], expected: Path) -> tuple[str, str]:
     return span(paper for _, _, paper in found), span(measured for _, measured, _ in found)
 
 
-def _speedups(checked: Checked, expected: Path) -> Iterator[tuple[str, float, float | None]]:
-    """Yield each point with QeRL's speed-up of a step and the paper's, None without one."""
+def _speedups(checked: Checked, expected: Path) -> Iterator[tuple[Metric, float, float | None]]:
+    """Yield each metric of QeRL's speed-up of a step with its value and the paper's, or None."""
     target = checked.selection.target
-    for name in (metric.name for metric in target.metrics if metric.name.startswith("speedup_")):
-        if ratios := checked.evidence.values(name).get("nvfp4_lora"):
-            paper = printed_speedup(name, "nvfp4_lora", target.paper_file, expected)
-            yield name.removeprefix("speedup_"), median(ratios.values()), paper
+    for metric in (metric for metric in target.metrics if metric.quantity == "speedup"):
+        if ratios := checked.evidence.values(metric.name).get("nvfp4_lora"):
+            paper = printed_speedup(metric, "nvfp4_lora", target.paper_file, expected)
+            yield metric, median(ratios.values()), paper

@@ -15,12 +15,11 @@ from repro.evidence.verdicts.sizes import Pair
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import span
+from repro.spec.claim import Metric
+from repro.spec.shapes import SHAPES
 from repro.spec.target import Target
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 
-RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
-_SPEEDUP = re.compile(r"speedup_(\d+b)_b(\d+)")
-_CELL = re.compile(r"(\d+B) (batch|rank) (\d+)")
 RANK = re.compile(r"_r(\d+)(?=_|$)")
 
 
@@ -54,10 +53,14 @@ class RatePair:
 
 def measured_rates(checked: Checked) -> Iterator[tuple[str, int, str, Mapping[Pair, float]]]:
     """Yield (model, batch, arm, values) of each rate of a check that was measured."""
-    for metric in checked.selection.target.metrics:
-        if match := RATE.fullmatch(metric.name):
-            for arm, values in checked.evidence.values(metric.name).items():
-                yield match[1], int(match[2]), arm, values
+    for metric in rates_of(checked.selection.target).values():
+        for arm, values in checked.evidence.values(metric.name).items():
+            yield metric.model, metric.batch, arm, values
+
+
+def rates_of(target: Target) -> dict[str, Metric]:
+    """Return the metrics of a target that are rates of rollouts, by name."""
+    return {metric.name: metric for metric in target.metrics if metric.quantity == "rollout"}
 
 
 def comparisons(checked: Checked, expected: Path) -> list[RatePair]:
@@ -68,43 +71,40 @@ def comparisons(checked: Checked, expected: Path) -> list[RatePair]:
     target = checked.selection.target
     printed = printed_rates(target, expected)
     verdicts = {item.name: item for item in checked.verdicts}
-    claims = [claim for claim in target.claims if RATE.fullmatch(claim.metric)]
-    pairs = [
-        _pair(checked, claim.arms, claim.metric, printed, verdicts[claim.name]) for claim in claims
-    ]
+    rates = rates_of(target)
+    claims = [claim for claim in target.claims if claim.metric in rates]
+    pairs = [_pair(checked, c.arms, rates[c.metric], printed, verdicts[c.name]) for c in claims]
     claimed = {claim.metric for claim in claims}
-    pairs += [
-        _pair(checked, (NVFP4_LORA.name, BF16_LORA.name), metric.name, printed)
-        for metric in target.metrics
-        if RATE.fullmatch(metric.name) and metric.name not in claimed
-    ]
+    bare = [metric for name, metric in rates.items() if name not in claimed]
+    pairs += [_pair(checked, (NVFP4_LORA.name, BF16_LORA.name), one, printed) for one in bare]
     measured = [item for item in pairs if item is not None]
-    return sorted(measured, key=lambda item: (int(item.model.rstrip("b")), item.place))
+    return sorted(measured, key=lambda item: ([*SHAPES].index(item.model), item.place))
 
 
 def _pair(
     checked: Checked,
     arms: Sequence[str],
-    metric: str,
-    printed: Mapping[tuple[str, str, int], float],
+    metric: Metric,
+    printed: Mapping[tuple[str, str], float],
     verdict: Verdict | None = None,
 ) -> RatePair | None:
-    match, values = RATE.fullmatch(metric), checked.evidence.values(metric)
+    values = checked.evidence.values(metric.name)
     absent = [arm for arm in arms if not values.get(arm)]
-    reasons = [absent_because(checked, arm, metric) for arm in absent]
-    if match is None or len(absent) == len(arms) or not all(reasons):
+    reasons = [absent_because(checked, arm, metric.name) for arm in absent]
+    if len(absent) == len(arms) or not all(reasons):
         return None
     fast, slow = (values.get(arm, {}) for arm in arms)
     logs = [math.log(fast[seed] / slow[seed]) for seed in sorted(fast) if seed in slow]
     if not (logs or absent):
         return None
     rank = RANK.search(arms[0])
-    place = int(rank[1] if rank else match[2])
+    place = int(rank[1]) if rank else metric.batch
+    column = f"{metric.model} rank {place}" if rank else f"{metric.model} {metric.point}"
     # The paper's row is the same by whatever products.
     rows = [RANK.sub("", arm).removesuffix("_bitsandbytes") for arm in arms]
-    cells = [printed.get((match[1], row, place)) for row in rows]
+    cells = [printed.get((column, row)) for row in rows]
     return RatePair(
-        model=match[1],
+        model=metric.model,
         place=place,
         fast=arms[0],
         slow=arms[1],
@@ -131,21 +131,20 @@ def _ratio(logs: Sequence[float], verdict: Verdict | None) -> Interval:
     return Interval(value=math.exp(interval.value), low=low, high=high, n=interval.n)
 
 
-def printed_rates(target: Target, expected: Path) -> dict[tuple[str, str, int], float]:
-    """Return the paper's {(model, arm, batch or rank): tokens per second} of a target."""
+def printed_rates(target: Target, expected: Path) -> dict[tuple[str, str], float]:
+    """Return the paper's {(`7b batch 8` or `7b rank 16`, arm): tokens per second} of a target."""
     return {
-        (match[1].lower(), cell.arm, int(match[3])): cell.value
+        (cell.column.lower(), cell.arm): cell.value
         for cell in paper_cells(expected, target.paper_file)
-        if cell.quantity == "rollout" and cell.arm and (match := _CELL.fullmatch(cell.column))
+        if cell.quantity == "rollout"
     }
 
 
-def printed_speedup(metric: str, arm: str, paper_file: str, expected: Path) -> float | None:
+def printed_speedup(metric: Metric, arm: str, paper_file: str, expected: Path) -> float | None:
     """Return the paper's speed-up of an arm's step, None where its file has none of the metric."""
-    match = _SPEEDUP.fullmatch(metric)
-    cells = paper_cells(expected, paper_file) if match else ()
+    cells = paper_cells(expected, paper_file) if metric.quantity == "speedup" else ()
     printed = {(cell.arm, cell.column.lower(), cell.quantity): cell.value for cell in cells}
-    return printed.get((arm, match[1], f"speedup_batch_{match[2]}")) if match else None
+    return printed.get((arm, metric.model, f"speedup_{metric.point.replace(' ', '_')}"))
 
 
 def ratio_span(pairs: Sequence[RatePair]) -> str:

@@ -7,7 +7,6 @@ device, arm, seed and metric. `python -m repro check --table` writes both.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,8 +30,6 @@ from repro.spec.target import Target
 from repro.spec.throughput_scale import ThroughputScale
 from repro.spec.whole_files import replace_files
 from repro.targets import TARGETS
-
-_SIZE = re.compile(r"(?:^|_)((?:\d+_)?\d+[bm])(?=_|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +138,7 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
         if paper is None and verdict.about == "claim" and verdict.name in pairs:
             paper = pairs[verdict.name].paper
         elif paper is None:
-            paper = printed_speedup(metric, arms[0], target.paper_file, expected)
+            paper = printed_speedup(target.metric(metric), arms[0], target.paper_file, expected)
         rows.append(
             Row(
                 **_place(checked),
@@ -184,8 +181,7 @@ def _model(checked: Checked, metric: str) -> str:
     scale = checked.selection.source.scales.get(checked.selection.tier)
     if isinstance(scale, TrainScale):
         return f"{scale.checkpoint} on {scale.data.source}"
-    match = _SIZE.search(metric)
-    return match[1].replace("_", ".").upper() if match else ""
+    return checked.selection.target.metric(metric).model.upper()
 
 
 def _kernels(checked: Checked, arms: Sequence[str]) -> str:

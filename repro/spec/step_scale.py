@@ -137,6 +137,12 @@ class StepPoint:
         return cls(**{name: value for name, value in values.items() if name not in cls.RETIRED})
 
     @property
+    def place(self) -> str:
+        """What the name says beside the model: `batch 8`, `16x8` or `batch 2, spread`."""
+        words = self.name.removeprefix(self.model.replace(".", "_")).strip("_").split("_")
+        return ", ".join(f"batch {self.group}" if w == f"b{self.group}" else w for w in words)
+
+    @property
     def rows(self) -> int:
         """Completions of the step."""
         return self.prompts * self.group

@@ -23,10 +23,7 @@ FORMATS: tuple[WeightFormat, ...] = ("nvfp4", "mxfp4", "nf4")
 
 
 def name_of(kind: str, layer: str, rows: int) -> str:
-    """Return the name of a metric at a block, or the 7B block in a format, and rows of x.
-
-    Kinds are `ratio`, `ratio_backward`, `adapter_factor` and `portable_ratio`.
-    """
+    """Return the name of a metric at a block, or the 7B block in a format, and rows of x."""
     return f"{kind}_{layer}_{rows}"
 
 
@@ -42,10 +39,11 @@ _ARMS = {
 
 def _by_rows(kind: str, what: str, every: tuple[int, ...], better: Better) -> list[Metric]:
     return [
-        metric(name_of(kind, block, rows), "ratio", f"{block}{what}, M = {rows}", better)
+        metric(name_of(kind, block, rows), "ratio", f"{block}{what}, M = {rows}", better,
+               quantity=kind, model=block, batch=rows)
         for block in SCALE.blocks
         for rows in every
-    ]
+    ]  # fmt: skip
 
 
 _LINEARS = (
@@ -54,11 +52,13 @@ _LINEARS = (
     *_by_rows("adapter_factor", " with LoRA over without", SCALE.adapter_rows, "lower"),
 )
 _OTHERS = (
+    *(metric(f"attend_step_share_{block}", "ratio",
+             f"decode step's attention, {block.upper()} heads, of the copy rate", "higher",
+             model=block)
+      for block in SCALE.blocks),
     *(
         metric(name, "ratio", title, "higher")
         for name, title in (
-            ("attend_step_share_7b", "decode step's attention, 7B heads, of the copy rate"),
-            ("attend_step_share_32b", "decode step's attention, 32B heads, of the copy rate"),
             ("choose_share", "draw of a token, of the copy rate"),
             ("add_norm_share", "RMSNorm with residual and noise, of the copy rate"),
             ("norm_share", "RMSNorm with noise, as trained, of the copy rate"),

@@ -47,9 +47,9 @@ ROLLOUT = Target(
     metrics=(
         *(rate(point.name, batch) for point in POINTS for batch in BATCHES),
         *(
-            metric(f"host_share_{point.name}", "percent",
-                   f"{point.name}, batch 1: the device waits for the host", "lower")
-            for point in POINTS
+            metric(f"host_share_{size}", "percent",
+                   f"{size}, batch 1: the device waits for the host", "lower", model=size)
+            for size in RATIOS
         ),
     ),
     claims=tuple(

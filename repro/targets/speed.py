@@ -37,9 +37,12 @@ SHAPES = {size: f"qwen2.5-{size}" for size in ("3b", "7b", "14b", "32b")}
 
 
 def rate(point: str, batch: int) -> Metric:
-    """Return the metric of one cell: new tokens per second at a batch."""
-    title = f"rollout, {point.replace('_', ' ')}, batch {batch}"
-    return metric(f"tokens_per_second_{point}_{batch}", "tokens per second", title)
+    """Return the metric of one cell: new tokens per second of a size (`0_5b`) at a batch."""
+    model, at = point.replace("_", "."), f"batch {batch}"
+    return metric(
+        f"tokens_per_second_{point}_{batch}", "tokens per second", f"rollout, {model}, {at}",
+        quantity="rollout", model=model, point=at, batch=batch,
+    )  # fmt: skip
 
 
 # Stretches of a rollout, in the middle of each of which steps are timed.
@@ -73,15 +76,12 @@ def _metrics(sizes: tuple[str, ...], batches: tuple[int, ...]) -> tuple[Metric, 
     size, batch = sizes[0], max(batches)
     return (
         *(rate(size, batch) for size in sizes for batch in batches),
-        rate(f"whole_{size}", batch),
-        metric(
-            f"window_gain_{size}_{batch}",
-            "percent",
-            f"rollout, {size}, batch {batch}: rate from windows above the whole's",
-            "neither",
-            change=True,
-        ),
-    )
+        metric(f"tokens_per_second_whole_{size}_{batch}", "tokens per second",
+               f"rollout, whole {size}, batch {batch}", model=size),
+        metric(f"window_gain_{size}_{batch}", "percent",
+               f"rollout, {size}, batch {batch}: rate from windows above the whole's", "neither",
+               model=size, change=True),
+    )  # fmt: skip
 
 
 _FACTOR = "weight_format learning_rate"

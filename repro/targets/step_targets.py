@@ -36,28 +36,29 @@ def step_metrics(scale: StepScale) -> tuple[Metric, ...]:
 
 
 def _of_point(point: StepPoint, scale: StepScale) -> Iterator[Metric]:
-    at, points = point.name, scale.points
-    timed = not point.memory_only
+    def of(quantity: str, unit: str, title: str, better: Better | None = None) -> Metric:
+        return metric(
+            f"{quantity}_{point.name}", unit, f"{title}, {point.name}", better,
+            quantity=quantity, model=point.model, point=point.place,
+        )  # fmt: skip
+
+    timed, points = not point.memory_only, scale.points
     for name, title in _SECONDS.items() if timed else ():
-        better: Better | None = "neither" if name in _JITTER else None
-        yield metric(f"{name}_seconds_{at}", "seconds", f"{title}, {at}", better)
+        yield of(f"{name}_seconds", "seconds", title, "neither" if name in _JITTER else None)
     if timed:
-        throughput = f"rollout throughput, {at}"
-        yield metric(f"tokens_per_second_{at}", "tokens per second", throughput)
-    yield metric(f"peak_bytes_{at}", "bytes", f"peak memory, {at}")
-    yield metric(f"predicted_bytes_{at}", "bytes", f"planned, {at}", "neither")
-    yield metric(f"prediction_error_{at}", "percent", f"plan off, {at}", "lower")
+        yield of("tokens_per_second", "tokens per second", "rollout throughput")
+    yield of("peak_bytes", "bytes", "peak memory")
+    yield of("predicted_bytes", "bytes", "planned", "neither")
+    yield of("prediction_error", "percent", "plan off", "lower")
     for name, title in _RATIOS.items() if scale.baseline and timed else ():
-        yield metric(f"{name}_{at}", "ratio", f"{title}, {at}", "higher")
+        yield of(name, "ratio", title, "higher")
     for name in _OVER_EQUAL if equal_twin(point, points) else ():
-        title = f"{name}, over that of equal lengths, {at}"
-        yield metric(f"{name}_over_equal_{at}", "ratio", title, "lower")
+        yield of(f"{name}_over_equal", "ratio", f"{name}, over that of equal lengths", "lower")
     if point.ranks > 1:
-        title = f"share of a step in exchanges, {at}"
-        yield metric(f"exchange_share_{at}", "share", title, "lower")
+        yield of("exchange_share", "share", "share of a step in exchanges", "lower")
     if alone_twin(point, points):
-        title = f"tokens a second and GPU, {point.ranks} GPUs over one, {at}"
-        yield metric(f"efficiency_{at}", "ratio", title, "higher")
+        title = f"tokens a second and GPU, {point.ranks} GPUs over one"
+        yield of("efficiency", "ratio", title, "higher")
 
 
 def step_target(

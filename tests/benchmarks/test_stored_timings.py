@@ -18,7 +18,7 @@ from benchmarks.device_time import Limits, record_rounds
 from repro.evidence.procedure import Measured
 from repro.evidence.record import Estimate
 from repro.spec.tier import Tier
-from repro.targets import TARGETS
+from repro.targets import TARGETS, speed
 from repro.targets.table1 import NVFP4_LORA
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ def benchmark_of(seconds=1.0):
 
 def rates(bf16, nvfp4):
     """Return made-up rollouts: every cell of an arm at one rate, three repeats of it."""
-    names = [claims.rate_of(point, batch) for point in claims.CELLS for batch in point.batches]
+    names = [speed.rate(point.name, n).name for point in claims.CELLS for n in point.batches]
     by_arm = {"BF16": bf16, "NVFP4": nvfp4}
     return lambda arm: {m: dict.fromkeys((0, 1, 2), by_arm[arm]) for m in names}
 
@@ -123,7 +123,7 @@ def test_the_headline_fails_where_it_does_not_hold_and_is_a_finding_at_large_bat
 
 def test_a_row_is_red_where_it_is_slower_than_blessed_by_the_projects_rule(monkeypatch):
     monkeypatch.setattr(claims, "device_slug", lambda: "nvidia_h100_80gb_hbm3")
-    metric = claims.rate_of(claims.CELLS[0], 8)
+    metric = speed.rate("7b", 8).name
 
     def verdict(rate):
         values = {metric: dict(enumerate((0.999 * rate, rate, 1.001 * rate)))}

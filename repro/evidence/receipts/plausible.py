@@ -109,11 +109,11 @@ def memory(record: Record) -> Iterator[str]:
 def ratios(record: Record) -> Iterator[str]:
     """Yield the ratios of linear layers over bfloat16 that their own seconds do not give."""
     given: dict[str, float | None] = {}
-    for name in record.metrics:
-        place = name.removeprefix("ratio_")
+    scale = record.config["scale"]
+    for place in (f"{block}_{rows}" for block in scale["blocks"] for rows in scale["rows"]):
         ours, plain = (record.value(f"seconds_{who}_{place}") for who in ("ours", "bf16"))
         if ours and plain is not None:
-            given[name] = plain / ours
+            given[f"ratio_{place}"] = plain / ours
     yield from _unlike_given(record, given)
 
 

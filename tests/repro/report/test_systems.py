@@ -1,6 +1,7 @@
 """The systems page: ratios as verdicts have them, the paper's cells, and what is not blessed."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from repro.report.systems_rates import comparisons
 from repro.report.verdict_words import Kind, of_kind
 from repro.run.places import PACKAGE, expected_folder
 from repro.targets import find
+from repro.targets.speed import rate
 
 EXPECTED = expected_folder(None)
 PAGE = PACKAGE.parent / "docs" / "systems.md"
@@ -34,6 +36,15 @@ def test_a_ratio_is_that_of_the_verdict_and_the_papers_is_of_its_two_cells(table
     expected = [cells[f"{row}/7B batch 8/rollout"] for row in ("NVFP4 QeRL", "BF16 LoRA")]
     assert eight.paper == pytest.approx(expected[0] / expected[1])
     assert (by_place[1].verdict, by_place[1].paper) == (None, None)
+
+
+def test_a_rate_of_a_model_below_a_billion_is_compared_and_on_the_page(table6, monkeypatch):
+    cell, known = rate("0_5b", 8), table6.evidence.values("tokens_per_second_7b_8")
+    target = replace(table6.selection.target, metrics=(cell,), claims=(), headline=None)
+    half = replace(table6, selection=replace(table6.selection, target=target), verdicts=[])
+    monkeypatch.setattr(type(half.evidence), "values", lambda _, name: {cell.name: known}[name])
+    assert [(pair.model, pair.place) for pair in comparisons(half, EXPECTED)] == [("0.5b", 8)]
+    assert rows(systems_writers(lambda: [half], EXPECTED)["systems_rates"]())[1][0] == "0.5B"
 
 
 def test_without_records_each_block_says_so(tmp_path):
