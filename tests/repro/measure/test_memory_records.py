@@ -78,9 +78,7 @@ def test_there_are_sizes_formats_lengths_and_ranks_enough():
 
 
 def cases():
-    held = pytest.mark.xfail(
-        reason="the allocator holds 0.5 GB more than was asked of it", strict=True
-    )
+    held = pytest.mark.xfail(reason="the allocator holds 0.5 GB more than asked", strict=True)
     for peak in MEASURED:
         name = f"{peak.source}-{peak.point.name}-{peak.weight_format}"
         low = name.endswith("_portable/memory_cards-7b_16x8_12gb-nvfp4")

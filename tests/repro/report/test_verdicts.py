@@ -117,10 +117,3 @@ def test_stated_bars_are_verdicts_on_bars_whatever_else_has_their_names(blessed_
     both = dataclasses.replace(checked, verdicts=[*checked.verdicts, *others])
     assert [verdict for _, verdict in stated_bars(both, expected_folder(None))] == bars
     assert {kind_of(bar) for bar in bars} == {Kind.BAR}
-
-
-def test_the_plan_of_common_cards_is_held_to_bars_that_are_older_than_their_run(blessed_of):
-    checked = blessed_of("memory_cards", device="nvidia_h200_portable")
-    bars = [verdict for _, verdict in stated_bars(checked, expected_folder(None))]
-    assert [bar.status for bar in bars] == ["reproduced"] * 4 + ["contradicted"]
-    assert [*marks_of(bars)] == []

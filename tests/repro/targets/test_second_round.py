@@ -73,15 +73,11 @@ def test_five_tests_are_late_and_the_control_rolls_out_what_claims_read(size):
     assert scale.seeds == tuple(range(8))
 
 
-def test_the_rates_differ_in_the_rate_alone():
+def test_the_rates_differ_in_the_rate_alone_and_are_compared_for_it():
     target = find("rates_coder_0_5b")
     rates = [target.scales[Tier.MINI].optimizer.learning_rates.of(arm) for arm in target.arms]
     assert rates == pytest.approx([1e-4, 5e-5, 1e-5])
     assert {claim.factor for claim in target.claims} == {("learning_rate_factor",)}
-
-
-def test_arms_at_other_rates_are_compared_where_the_rate_is_the_factor():
-    target = find("rates_coder_0_5b")
     selection = Selection(target=target, tier=Tier.MINI)
     evidence = SimpleNamespace(records={arm.name: {} for arm in target.arms})
     aside = [dataclasses.replace(claim, factor=("training",)) for claim in target.claims]
