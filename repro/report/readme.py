@@ -7,7 +7,7 @@ for a row follows from the verdicts on certain claims and performance targets.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -116,14 +116,16 @@ def answer_lines(found: Sequence[Answer], absent: str = NOT_TESTED) -> dict[str,
     return {word: [f"{item.asked['text']}." for item in of] for word, of in groups.items()}
 
 
-def _beside_folded(measured: Measured, checks: Checks, *names: str, batch: int = 0) -> Measured:
-    """Add QeRL over 16-bit LoRA folded in, which decides nothing, at one batch or at all."""
+def _beside_folded(
+    measured: Measured, checks: Checks, *names: str, batches: Container[int] = (0,)
+) -> Measured:
+    """Add QeRL over 16-bit LoRA folded in, which decides nothing; steps have no batch, which is 0."""
     found = [
         (checked.selection.target.metric(claim.metric), verdict.effect)
         for checked in (checks[name] for name in names if name in checks)
         for claim, verdict in checked.statements()
     ]
-    found = [(metric, effect) for metric, effect in found if effect and batch in (0, metric.batch)]
+    found = [(metric, effect) for metric, effect in found if effect and metric.batch in batches]
     ratios = span(effect for _, effect in found)
     ends = [size.upper() for size in SHAPES if any(metric.model == size for metric, _ in found)]
     named = f"{ends[0]} to {ends[-1]}" if len(ends) > 2 else " and ".join(ends)
@@ -132,18 +134,22 @@ def _beside_folded(measured: Measured, checks: Checks, *names: str, batch: int =
 
 
 def _rollouts(
-    names: Sequence[str], folded: Sequence[str], batch: int, checks: Checks, expected: Path
+    names: Sequence[str],
+    folded: Sequence[str],
+    batches: Container[int],
+    checks: Checks,
+    expected: Path,
 ) -> Measured:
-    """Return QeRL's ratios of the rollouts of targets, at one batch or at all of them."""
+    """Return QeRL's ratios of the rollouts of targets at some batches."""
     pairs = [
         pair
         for name in names
         if name in checks
         for pair in comparisons(checks[name], expected)
-        if batch in (0, pair.place)
+        if pair.place in batches
     ]
     measured = ratio_span(pairs), [item.verdict for item in pairs if item.verdict is not None]
-    return _beside_folded(measured, checks, *folded, batch=batch)
+    return _beside_folded(measured, checks, *folded, batches=batches)
 
 
 def _steps(checks: Checks, expected: Path) -> Measured:
@@ -183,9 +189,10 @@ def _papers_number(checks: Checks, expected: Path) -> Measured:
     return cell_text([*values.values()]), verdicts
 
 
+_FOLDED = ("table6_folded", "table8_folded", "rollout_folded")
 _MEASURED: Mapping[str, Callable[[Checks, Path], Measured]] = {
-    "small_batches": partial(_rollouts, SMALL_BATCHES, ("table6_folded", "table8_folded"), 0),
-    "large_batches": partial(_rollouts, ("rollout",), ("rollout_folded",), 256),
+    "small_batches": partial(_rollouts, SMALL_BATCHES, _FOLDED, range(1, 9)),
+    "large_batches": partial(_rollouts, ("rollout",), _FOLDED, (256,)),
     "steps": _steps,
     "memory": _memory,
     "entropy": partial(_claims, {"nvfp4_more_entropy_finished": ""}),
