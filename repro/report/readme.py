@@ -119,7 +119,7 @@ def answer_lines(found: Sequence[Answer], absent: str = NOT_TESTED) -> dict[str,
 def _beside_folded(
     measured: Measured, checks: Checks, *names: str, batches: Container[int] = (0,)
 ) -> Measured:
-    """Add QeRL over 16-bit LoRA folded in, which decides nothing; steps have no batch, which is 0."""
+    """Add QeRL over 16-bit LoRA folded in, which decides nothing; a step's batch is 0."""
     found = [
         (checked.selection.target.metric(claim.metric), verdict.effect)
         for checked in (checks[name] for name in names if name in checks)
