@@ -62,7 +62,7 @@ class ArmValues:
 
         What a unit of the metric `start` is worth is one slope within seeds, over the arms `over`.
         Steps are compared as speeds: the base's over the arm's. None of the base itself, and where
-        one arm alone gives no slope.
+        one arm alone, equal starts or no common seed give no slope.
         """
         if self.arm.name == self.base or len(over) < 2:
             return None
@@ -77,6 +77,8 @@ class ArmValues:
             np.array([[of[arm][seed] for seed in seeds] for arm in compared])
             for of in (values, starts)
         )  # (arms, seeds)
+        if not np.ptp(begun[2:], axis=0).any():
+            return None
         speeds = metric == _STEPS
         if speeds:
             heights = -np.log(heights)
