@@ -79,7 +79,7 @@ def fused_members(projection: str) -> tuple[str, ...]:
 
 def require_supported(values: Mapping[str, Any], where: object) -> None:
     """Raise `ValueError` unless a config's values name a model that this project builds."""
-    kind, named = values.get("model_type"), values.get("architectures")
+    kind, named = values["model_type"], values.get("architectures")
     if kind not in SUPPORTED_MODEL_TYPES:
         raise ValueError(
             f"{where}: model_type is {kind!r}; this project builds "

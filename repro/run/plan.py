@@ -133,7 +133,7 @@ def plan_text(
         *_card_lines(selection.tier, left or runs),
         f"  memory    {_known(memory)}{_beyond_card(selection.tier, memory)}",
         f"  downloads {'; '.join(fetched) or 'none'}",
-        *(f"  hub       {reason}" for reason in dict.fromkeys(unheard)),
+        *(f"  hub       {reason}" for reason in unheard),
     ]
     fit, sentences = fit_runs(left, lambda run: refusal(run, ranks))
     lines += [f"  refused   {sentence}" for sentence in (*sentences, *standing.blocked)]

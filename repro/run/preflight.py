@@ -112,9 +112,11 @@ def _named_refusal(run: RunConfig) -> str | None:
             "(owner/model)",
         )
         shape_of_checkpoint(scale.checkpoint)  # its config has a decoder's sizes
-        configs = [folder / "config.json" for folder in local_folders(scale.checkpoint)]
-        for path in filter(Path.is_file, configs[:1]):
-            require_supported(json.loads(path.read_text(encoding="utf-8")), path)
+        configs = (folder / "config.json" for folder in local_folders(scale.checkpoint))
+        path = next(filter(Path.is_file, configs), None)
+        values = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+        if "model_type" in values:
+            require_supported(values, path)
         if run.arm.reward_function is not None:
             in_a_copy(run.arm.reward_function.module, partial(load_reward, run.arm.reward_function))
         if _is_here(bare) and _prompts_of(bare) not in _own_prompts():
