@@ -340,9 +340,9 @@ def _floor(records: Sequence[Record], block: str, count: int) -> float:
 def linear_layers(checked: Checked, title: str) -> Figure | None:
     """Return the figure of a decoder block's linear layers, a column per block.
 
-    Above the time, below the gain over bfloat16. The floor is what the device's own measured rates
+    The time stands above the gain over bfloat16. The floor is what the device's own measured rates
     allow: the weights' bytes at the copy rate, or the arithmetic at the matmul rate, whichever is
-    longer. Medians over seeds.
+    longer. Values are medians over seeds.
     """
     found = times(checked)
     if not found:

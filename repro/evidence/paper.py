@@ -62,7 +62,7 @@ def paper_cells(expected: Path, name: str) -> list[PaperCell]:
 
 
 def every_cell(expected: Path, name: str) -> list[PaperCell]:
-    """Return the same; where memory ran out in some, these, of value nan, in their places."""
+    """Return the cells, and in their places those where memory ran out, of value nan."""
     path = expected / "paper" / f"{name}.json"
     raw, cells = read_paper(path) if path.is_file() else ({}, [])
     of_row = {cell.row: cell for cell in cells}

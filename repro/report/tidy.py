@@ -162,7 +162,7 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
 
 
 def _bar_statement(bar: Expectation, target: Target) -> str:
-    """Return `BF16, LoRA: peak memory: at most 32 GiB`, without the arm where there is but one."""
+    """Return `BF16, LoRA: peak memory: at most 32.0 GiB (34.4 GB)`; a lone arm is not named."""
     metric, label = target.metric(bar.metric), target.arm(bar.arm).label
     arm = f"{label}: " if len(target.arms) > 1 else ""
     return f"{arm}{metric.title}: {bar_text(bar, metric.unit)}"

@@ -50,6 +50,8 @@ class Graded:
     unshaped, reward
         What its reward function gave, and that with shaping, from which advantages are computed;
         None where none could be computed.
+    gold
+        The answer that it was graded against.
     """
 
     accuracy: float | None

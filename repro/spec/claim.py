@@ -60,8 +60,9 @@ class Metric:
         What a table's heading says.
     quantity, model, point, batch
         What is measured, of which model's size (`0.5b`), at which point of a scale (`batch 8`,
-        `16x8`), and with how many rows at once; empty, or 0, where there is none. `rollout` is the
-        rate of a rollout alone; other quantities are spelt as at the beginning of the name.
+        `16x8`) and, of rollouts and linear layers alone, with how many rows at once; empty, or 0,
+        where pages need none. `rollout` is the rate of a rollout alone; other quantities are spelt
+        as at the beginning of the name.
     change
         Whether a percent is a change, which may be negative, and no share of a whole.
     better

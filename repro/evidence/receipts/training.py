@@ -1,6 +1,6 @@
 """Receipts of learning: parameters moved, on rewarded rows, with the arm's added noise.
 
-And of the grades behind it: all test sets were evaluated, and nearly all answers could be graded.
+Grades have them, too: all test sets were evaluated, and nearly all answers could be graded.
 """
 
 from __future__ import annotations

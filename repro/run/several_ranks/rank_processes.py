@@ -3,8 +3,8 @@
 Each rank carries out the run by its procedure, whose work `repro.distributed` divides; only
 the first rank writes. `Ranked` runs in a worker that has N devices; ranks are the workers of a pool
 of its own. If one dies, fails or does not start, it is named and the others are ended. `InPlace`
-replaces the worker pool in the first of torchrun's processes; the others `follow` it. In place of
-`Ranked`, torch's elastic agent took 30 s more after a killed rank, and SIGTERM, which stops a run.
+replaces the worker pool in the first of torchrun's processes; the others `follow` it. Torch's
+elastic agent, tried for `Ranked`, ended later after a killed rank and took SIGTERM, our stop.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def test_equal_starts_take_away_what_the_start_is_worth():
     of = ArmValues(checked=made, arm=TRAINED.arm("nvfp4_lora"))
     left = of.from_equal_start("informative_first", "accuracy_start", [*starts][::2])
     assert (left.value, left.low, left.high) == pytest.approx((2, 2, 2))
-    alike = check(TRAINED, {"informative_first": groups}, dict.fromkeys(starts, [20, 21, 23]))
+    alike = check(TRAINED, {"informative_first": groups}, {key: [20, 21, 23] for key in starts})
     of = ArmValues(checked=alike, arm=TRAINED.arm("nvfp4_lora"))
     assert of.from_equal_start("informative_first", "accuracy_start", [*starts][::2]) is None
 
