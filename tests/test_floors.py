@@ -22,7 +22,8 @@ ALLOWED = {
     "repro/evidence": ("repro.spec",),
     "repro/targets": ("repro.spec",),
     "repro/data": ("repro.spec",),
-    "repro/reward": ("repro.spec",),
+    # Of data, the problem that a completion is graded against.
+    "repro/reward": ("repro.spec", "repro.data"),
     "repro/models": ("repro.spec", "kernels"),
     # The ranks of a run, which evidence names where one is lost.
     "repro/distributed": ("repro.evidence",),

@@ -130,7 +130,7 @@ def answers_of(
     """Grade whole texts, forced openings included, equally many of each question in order."""
     samples = len(texts) // max(1, len(asked))
     golds = [question.problem.answer for question in asked for _ in range(samples)]
-    strict, lenient = both_grades(texts, golds, pool, reads)
+    grades = both_grades([*zip(golds, texts, strict=True)], pool, reads)
     graded = [
         Graded(
             accuracy=strictly.accuracy,
@@ -143,9 +143,7 @@ def answers_of(
             answer=_vote(strictly),
             lenient_answer=_vote(leniently),
         )
-        for strictly, leniently, text, completion in zip(
-            strict, lenient, texts, completions, strict=True
-        )
+        for (strictly, leniently), text, completion in zip(grades, texts, completions, strict=True)
     ]
     problems, groups = [], []
     for number, question in enumerate(asked):

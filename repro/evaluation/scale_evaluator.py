@@ -12,7 +12,7 @@ from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
 
-from repro.data.problem import Problem, columns_of
+from repro.data.problem import Problem
 from repro.data.prompts import template_named
 from repro.distributed import ALONE, Ranks
 from repro.evaluation.asking import Evaluator, Question, questions
@@ -20,8 +20,7 @@ from repro.evaluation.grades import Answers
 from repro.evidence.record import Estimate
 from repro.reward.custom import load_reward
 from repro.reward.grader import GraderPool
-from repro.reward.score import Graded, score
-from repro.rl.collect import GradingRequest
+from repro.reward.score import Graded, GradingRequest, score
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 
@@ -103,19 +102,15 @@ class ScaleEvaluator:
             answers["accuracy_forced_working"] = self.greedy(test, opening=prefix)
         return answers
 
-    def score(self, request: GradingRequest) -> list[Graded]:
+    def score(self, requests: Sequence[GradingRequest]) -> list[Graded]:
         """Return the rewards of completions, by the reward of the run's arm."""
         return score(
-            request.texts,
-            request.golds,
+            requests,
             self.run.arm.reward,
             self.scale.format_reward,
             self.evaluator.pool,
-            request.seeds,
-            self.own_reward,
-            None if self.own_reward is None else columns_of(request.problems),
-            self.evaluator.reads,
-            request.cut,
+            own=self.own_reward,
+            reads=self.evaluator.reads,
         )
 
     def _ask(

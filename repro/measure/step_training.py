@@ -25,9 +25,9 @@ from repro.data.tiny_tokenizer import build_tokenizer
 from repro.distributed import ALONE, EXCHANGE, Ranks
 from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
-from repro.reward.score import Graded, score
+from repro.reward.score import Graded, GradingRequest, score
 from repro.rl.clock import PHASES, Clock, Phase
-from repro.rl.collect import GradingRequest, PromptSource, Score
+from repro.rl.collect import PromptSource, Score
 from repro.rl.learner import learner_of
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
@@ -155,9 +155,8 @@ def first_micro_batches(count: int, micro_tokens: int) -> Callable[[Rows], Tenso
 def paid_evenly(run: RunConfig, pool: GraderPool) -> Score:
     """Return a score function that grades as training does, and pays every second completion."""
 
-    def rewards(request: GradingRequest) -> list[Graded]:
-        kind, paid = run.arm.reward, run.scale.format_reward
-        graded = score(request.texts, request.golds, kind, paid, pool, request.seeds)
+    def rewards(requests: Sequence[GradingRequest]) -> list[Graded]:
+        graded = score(requests, run.arm.reward, run.scale.format_reward, pool)
         return [dataclasses.replace(one, unshaped=float(i % 2)) for i, one in enumerate(graded)]
 
     return rewards

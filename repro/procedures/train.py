@@ -32,9 +32,9 @@ from repro.models.memory_plan import training_memory
 from repro.models.policy import Policy, device_bytes, load_policy, trainable_parameters
 from repro.procedures.loaded_run import LoadedRun, ProblemSets, RunTally
 from repro.reward.grader import GraderPool
-from repro.reward.score import Graded
+from repro.reward.score import Graded, GradingRequest
 from repro.rl.clock import Clock
-from repro.rl.collect import GradingRequest, GrowingRollout, PromptSource, Score, collect
+from repro.rl.collect import GrowingRollout, PromptSource, Score, collect
 from repro.rl.divide import shard
 from repro.rl.learner import Learner, learner_of
 from repro.rl.rows import mean_of
@@ -65,9 +65,9 @@ def train_run(loaded_run: LoadedRun, learner: Learner, hooks: Hooks, folder: Pat
 def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
     """Return a score that raises `BatchError` on all ranks where rewards are missing or differ."""
 
-    def checked(request: GradingRequest) -> Sequence[Graded]:
+    def checked(requests: Sequence[GradingRequest]) -> Sequence[Graded]:
         try:
-            graded = score(request)
+            graded = score(requests)
         except ValueError as error:
             ranks.agree(str(error))  # raises
         ranks.agree(None)

@@ -23,10 +23,10 @@ Source for 0.2: the released `utils/rewards.py` pays 0.2 for the soft format, wi
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from repro.data.problem import Problem, columns_of
 from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.custom import CustomReward, pay
 from repro.reward.grader import Grade, GraderPool
@@ -34,6 +34,19 @@ from repro.spec.arm import RewardKind
 from repro.spec.config import derive_seed
 
 RANDOM_PROBABILITY = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradingRequest:
+    """A completion to be graded: its text, without the prompt and the end token's, and its problem.
+
+    `seed` alone decides its random reward; `cut` says whether it ended at the length limit.
+    """
+
+    text: str
+    problem: Problem
+    seed: int
+    cut: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,32 +76,24 @@ class Graded:
 
 
 def score(
-    texts: Sequence[str],
-    golds: Sequence[str],
+    requests: Sequence[GradingRequest],
     kind: RewardKind,
     format_reward: float,
     pool: GraderPool,
-    seeds: Sequence[int] | None = None,
+    *,
     own: CustomReward | None = None,
-    columns: Mapping[str, Sequence[Any]] | None = None,
     reads: str = "tags",
-    truncated: Sequence[bool] | None = None,
 ) -> list[Graded]:
-    """Score B completions, given without the prompt and the end token's text; nothing is shaped.
-
-    Raises `ValueError` if lengths differ.
+    """Score B completions; nothing is shaped.
 
     Parameters
     ----------
     format_reward
         What the strict format adds under `task`.
-    seeds, truncated
-        Of each completion: what alone decides under `random`, and whether it was cut at the length
-        limit, which `finished` asks for.
-    own, columns
-        A user's function that pays instead of `kind`, and what else it may ask for, B entries each.
+    own
+        A user's function that pays instead of `kind`.
     """
-    strict, lenient = both_grades(texts, golds, pool, reads)
+    pairs = [(request.problem.answer, request.text) for request in requests]
     graded = [
         Graded(
             accuracy=grade.accuracy,
@@ -97,17 +102,14 @@ def score(
             format=float(READINGS[reads].format_ok(text)),
             gold=gold,
         )
-        for text, gold, grade, other in zip(texts, golds, strict, lenient, strict=True)
+        for (gold, text), (grade, other) in zip(pairs, both_grades(pairs, pool, reads), strict=True)
     ]
-    if own is not None:
-        given = {**(columns or {}), "answers": golds}
-        paid = pay(own, texts, given, getattr(own, "__name__", "function"))
-    elif kind == "random":
-        draws = [random.Random(derive_seed(seed, "random reward")).random() for seed in seeds or ()]
-        paid = [float(draw < RANDOM_PROBABILITY) for draw in draws]
+    if own is None:
+        paid = [_paid(kind, *row, format_reward) for row in zip(requests, graded, strict=True)]
     else:
-        cuts = truncated or () if kind == "finished" else [False] * len(texts)
-        paid = [_paid(kind, one, format_reward, cut) for one, cut in zip(graded, cuts, strict=True)]
+        columns = columns_of([request.problem for request in requests])
+        texts = [request.text for request in requests]
+        paid = pay(own, texts, columns, getattr(own, "__name__", "function"))
     return [
         replace(one, unshaped=reward, reward=reward)
         for one, reward in zip(graded, paid, strict=True)
@@ -115,22 +117,27 @@ def score(
 
 
 def both_grades(
-    texts: Sequence[str], golds: Sequence[str], pool: GraderPool, reads: str
-) -> tuple[list[Grade], list[Grade]]:
-    """Return the grades of completions by their strict and by the lenient reading."""
-    strict = [READINGS[reads].answer(text) for text in texts]
-    readings = strict + [lenient_answer(text) for text in texts]
+    pairs: Sequence[tuple[str, str]], pool: GraderPool, reads: str
+) -> list[tuple[Grade, Grade]]:
+    """Return the grades of `(gold, text)` pairs by their strict and by the lenient reading."""
+    strict = [(gold, READINGS[reads].answer(text)) for gold, text in pairs]
+    lenient = [(gold, lenient_answer(text)) for gold, text in pairs]
     # In one call: both mostly give one answer, and a late one is not remembered.
-    grades = pool.grade_answers(list(zip([*golds, *golds], readings, strict=True)))
-    return grades[: len(texts)], grades[len(texts) :]
+    grades = pool.grade_answers(strict + lenient)
+    return list(zip(grades[: len(pairs)], grades[len(pairs) :], strict=True))
 
 
-def _paid(kind: RewardKind, graded: Graded, format_reward: float, cut: bool) -> float | None:
+def _paid(
+    kind: RewardKind, request: GradingRequest, graded: Graded, format_reward: float
+) -> float | None:
     """Return a completion's reward; None where its gold cannot be read, if that matters."""
+    if kind == "random":
+        drawn = random.Random(derive_seed(request.seed, "random reward")).random()
+        return float(drawn < RANDOM_PROBABILITY)
     if kind == "format":
         return graded.format
     if graded.accuracy is None:
         return None
     if kind == "finished":
-        return graded.accuracy * (not cut)
+        return graded.accuracy * (not request.cut)
     return graded.accuracy + format_reward * graded.format

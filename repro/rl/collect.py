@@ -25,7 +25,7 @@ from torch import Tensor
 
 from repro.data.problem import Problem
 from repro.data.prompts import opening_of, read_texts, render_within
-from repro.reward.score import Graded
+from repro.reward.score import Graded, GradingRequest
 from repro.rl.advantage import Advantages, group_advantages, overlong_penalty
 from repro.rl.clock import Clock
 from repro.rl.rows import Rows, make_rows, mean_of
@@ -40,18 +40,7 @@ if TYPE_CHECKING:
 EXAMPLES = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradingRequest:
-    """B completions to be rewarded: texts, golds, seeds, which were cut, and their problems."""
-
-    texts: Sequence[str]
-    golds: Sequence[str]
-    seeds: Sequence[int]
-    cut: Sequence[bool]
-    problems: Sequence[Problem] = ()
-
-
-Score = Callable[[GradingRequest], Sequence[Graded]]
+Score = Callable[[Sequence[GradingRequest]], Sequence[Graded]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -206,15 +195,16 @@ class GrowingRollout:
             self._prompts, self.run.rollout, group_size=group_size, seeds=self._seeds
         )
         clock.mark("rollout")
+        texts = self.source.texts(self._sampled, self._prompts)
         of_rows = [problem for problem in problems for _ in range(group_size)]
+        rows = zip(texts, of_rows, self._seeds, self._sampled, strict=True)
         graded = score(
-            GradingRequest(
-                texts=self.source.texts(self._sampled, self._prompts),
-                golds=[problem.answer for problem in of_rows],
-                seeds=self._seeds,
-                cut=[completion.finish_reason == "length" for completion in self._sampled],
-                problems=of_rows,
-            )
+            [
+                GradingRequest(
+                    text=text, problem=problem, seed=seed, cut=own.finish_reason == "length"
+                )
+                for text, problem, seed, own in rows
+            ]
         )
         clock.mark("reward")
         self._take(graded)

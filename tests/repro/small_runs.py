@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from repro.data.problem import Problem
 from repro.evidence.procedure import RunContext
 from repro.models.policy import Policy, load_policy, trainable_parameters
-from repro.reward.score import Graded
-from repro.rl.collect import GradingRequest, PromptSource
+from repro.reward.score import Graded, GradingRequest
+from repro.rl.collect import PromptSource, Score
 from repro.rl.learner import learner_of
 from repro.rl.trainer import Hooks, train
 from repro.rl.training_state import TrainState
@@ -27,10 +27,6 @@ from repro.spec.config import RunConfig, TrainScale, derive_seed
 def context_of(folder: Path, **changes: Any) -> RunContext:
     """Return where a run is carried out that nobody watches or stops."""
     return RunContext(folder=folder, **({"threads": 1} | changes))
-
-
-# Of the texts, golds and seeds of completions.
-ScoreOfRun = Callable[[Sequence[str], Sequence[str], Sequence[int]], list[Graded]]
 
 
 def small_run(
@@ -69,11 +65,17 @@ def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
-def rewards_of(texts: Sequence[str], accuracy: list[float | None]) -> list[Graded]:
+def request_of(text: str, gold: str, seed: int = 0, *, cut: bool = False) -> GradingRequest:
+    """Return a request for a completion of a problem with this gold."""
+    problem = Problem(id="p", question="?", answer=gold)
+    return GradingRequest(text=text, problem=problem, seed=seed, cut=cut)
+
+
+def rewards_of(requests: Sequence[GradingRequest], accuracy: list[float | None]) -> list[Graded]:
     """Return rewards of these accuracies; the format of about half the texts is right."""
     graded = []
-    for text, right in zip(texts, accuracy, strict=True):
-        form = float(derive_seed(text, "format") % 2)
+    for request, right in zip(requests, accuracy, strict=True):
+        form = float(derive_seed(request.text, "format") % 2)
         paid = (right or 0.0) + 0.2 * form
         row = Graded(accuracy=right, reward=paid, unshaped=paid, lenient=right, format=form)
         graded.append(row)
@@ -85,16 +87,12 @@ def train_alone(
     policy: Policy,
     sampler: Sampler,
     problems: Sequence[Problem],
-    score: ScoreOfRun,
+    score: Score,
     *,
     folder: Path,
     **hooks: Any,
 ) -> TrainState:
     """Train a policy; `hooks` are fields of `Hooks`."""
     source = PromptSource(problems, policy.tokenizer, run)
-
-    def scored(request: GradingRequest) -> list[Graded]:
-        return score(request.texts, request.golds, request.seeds)
-
     learner = learner_of(run, policy, sampler)
-    return train(learner, source, scored, Hooks(**hooks), folder=folder)
+    return train(learner, source, score, Hooks(**hooks), folder=folder)

@@ -3,11 +3,10 @@
 import pytest
 
 from repro.evaluation.scale_evaluator import ScaleEvaluator, mean_tokens
-from repro.rl.collect import GradingRequest
 from repro.spec.config import SamplingConfig
 from tests.repro.evaluation.small import Writer, problem
 from tests.repro.procedures.conftest import SCALE
-from tests.repro.small_runs import small_run
+from tests.repro.small_runs import request_of, small_run
 
 TEST = [problem("1+2?", "3"), problem("2+2?", "4")]
 FURTHER = {"hard": [problem("3+2?", "5")]}
@@ -63,11 +62,9 @@ def test_greedy_and_sampled_questions_have_the_scale_s_limits(tokenizer, pool, m
 
 def test_rewards_are_by_the_arm_s_reward(tokenizer, pool):
     answered, drawn = evaluation(tokenizer, pool), evaluation(tokenizer, pool, reward="random")
-    request = GradingRequest(
-        texts=[TEXTS["1+2?"]] * 8, golds=["3"] * 8, seeds=range(8), cut=[False] * 8
-    )
-    assert len({one.unshaped for one in answered.score(request)}) == 1
-    assert len({one.unshaped for one in drawn.score(request)}) > 1
+    requests = [request_of(TEXTS["1+2?"], "3", seed) for seed in range(8)]
+    assert len({one.unshaped for one in answered.score(requests)}) == 1
+    assert len({one.unshaped for one in drawn.score(requests)}) > 1
 
 
 def test_a_policy_without_a_tokenizer_cannot_be_asked(tokenizer, pool):

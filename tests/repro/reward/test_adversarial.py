@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from repro.reward.score import both_grades, score
+from tests.repro.small_runs import request_of
 
 ROWS = [
     json.loads(line)
@@ -22,9 +23,9 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_a_hostile_completion_is_graded_as_expected_within_its_limit(row, pool):
     start = time.monotonic()
-    [graded] = score([row["completion"]], [row["gold"]], "task", 0.2, pool)
+    [graded] = score([request_of(row["completion"], row["gold"])], "task", 0.2, pool)
     seconds = time.monotonic() - start
-    status = both_grades([row["completion"]], [row["gold"]], pool, "tags")[0][0].status
+    status = both_grades([(row["gold"], row["completion"])], pool, "tags")[0][0].status
     if row["status"] == "any unpaid":
         assert status in ("wrong", "timeout"), row["reason"]
     else:
@@ -42,12 +43,11 @@ def test_a_hostile_completion_is_graded_as_expected_within_its_limit(row, pool):
 
 
 def test_the_whole_corpus_in_one_call_gives_the_same_grades(pool):
-    texts = [row["completion"] for row in ROWS]
-    golds = [row["gold"] for row in ROWS]
-    together = [grade.status for grade in both_grades(texts, golds, pool, "tags")[0]]
+    pairs = [(row["gold"], row["completion"]) for row in ROWS]
+    together = [strict.status for strict, _ in both_grades(pairs, pool, "tags")]
     # What ran out of time is not remembered, and was tried alone above.
     settled = [i for i, status in enumerate(together) if status != "timeout"]
-    apart = [both_grades([texts[i]], [golds[i]], pool, "tags")[0][0].status for i in settled]
+    apart = [both_grades([pairs[i]], pool, "tags")[0][0].status for i in settled]
     assert apart == [together[i] for i in settled]
     assert len(settled) > 0.9 * len(ROWS)
     assert "error" not in together

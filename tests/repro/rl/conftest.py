@@ -157,10 +157,10 @@ def problems():
     ]
 
 
-def score_by_text(texts, golds, seeds):
+def score_by_text(requests):
     """Reward about a third as right, by the text alone."""
-    accuracy = [float(derive_seed(text, "right") % 3 == 0) for text in texts]
-    return rewards_of(texts, accuracy)
+    accuracy = [float(derive_seed(own.text, "right") % 3 == 0) for own in requests]
+    return rewards_of(requests, accuracy)
 
 
 @pytest.fixture

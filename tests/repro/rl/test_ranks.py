@@ -18,7 +18,7 @@ from repro.evaluation.asking import Evaluator
 from repro.procedures.train import _alike_on_ranks
 from repro.reward.score import Graded
 from repro.rl.clock import Clock
-from repro.rl.collect import GradingRequest, GrowingRollout, PromptSource, collect
+from repro.rl.collect import GrowingRollout, PromptSource, collect
 from repro.rl.step import accumulate_step, step_metrics
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import DataConfig
@@ -26,7 +26,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.rl.uneven_rows import exact_head, exact_norm, step_on, trained_of_any_type
-from tests.repro.small_runs import fresh_policy, rewards_of
+from tests.repro.small_runs import fresh_policy, request_of, rewards_of
 
 WORLDS = (2, 3, 4)
 AGGREGATIONS = ("sequence_mean", "token_mean", "token_mean_local", "constant")
@@ -74,7 +74,7 @@ def rollout_step():
     values = torch.randint(0, 2, (15,), generator=noise).double()
     values[:5] = 1.0  # a group without advantage
     graded = [Graded(accuracy=v, reward=v, unshaped=v, lenient=v) for v in values.tolist()]
-    rollout = collect(growing, TorchSampler(policy), lambda request: graded, Clock())
+    rollout = collect(growing, TorchSampler(policy), lambda requests: graded, Clock())
     policy.model.double()
     for parameter in trained_of_any_type(policy).values():
         # B starts at zero: A gets a gradient, too.
@@ -170,15 +170,15 @@ def test_rewards_that_differ_between_ranks_are_refused():
 
         any = staticmethod(bool)
 
-    def score(request):
-        return rewards_of(request.texts, [1.0])
+    def score(requests):
+        return rewards_of(requests, [1.0])
 
-    request = GradingRequest(texts=["1"], golds=["1"], seeds=[0], cut=[False])
+    requests = [request_of("1", "1")]
     same = True
-    assert _alike_on_ranks(score, OtherPays(0, 2))(request) == score(request)
+    assert _alike_on_ranks(score, OtherPays(0, 2))(requests) == score(requests)
     same = False
     with pytest.raises(ValueError, match="rank 1 rewards"):
-        _alike_on_ranks(score, OtherPays(0, 2))(request)
+        _alike_on_ranks(score, OtherPays(0, 2))(requests)
 
 
 def test_each_rank_is_asked_as_many_rows_at_once_as_one_process(step):

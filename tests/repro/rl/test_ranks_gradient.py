@@ -60,8 +60,8 @@ def body(runs, records, context):
         drawn.extend(each.sample(*asked, **how) for each in (sampler, shared(sampler, ranks)))
         return drawn[1]
 
-    def paid(request):
-        return rewards_of(request.texts, [float(row % 2) for row in range(len(request.texts))])
+    def paid(requests):
+        return rewards_of(requests, [float(row % 2) for row in range(len(requests))])
 
     with perturbed(policy, run.arm.noise, seed=run.seed, step=step, total_steps=scale.steps):
         rollout = collect(growing, SimpleNamespace(sample=both_ways), paid, Clock())

@@ -53,9 +53,9 @@ def test_sampler_and_trainer_agree_and_a_sampler_that_was_not_refreshed_shows(go
 
 
 def test_several_updates_move_the_ratio_after_the_first(go):
-    def in_turns(texts, *more):
+    def in_turns(requests):
         # No update is of rows without advantage.
-        scored = enumerate(score_by_text(texts, *more))
+        scored = enumerate(score_by_text(requests))
         return [dataclasses.replace(one, unshaped=float(i % 2)) for i, one in scored]
 
     result, _, sampler = go(updates_per_rollout=3, micro_batch_rows=3, score=in_turns)
@@ -124,8 +124,8 @@ def test_problems_are_drawn_without_repetition_within_an_epoch(make_policy, make
 
 
 def test_equal_rewards_and_rows_without_one_leave_the_weights_alone(go):
-    def constant(texts, golds, seeds):
-        scored = enumerate(score_by_text(texts, golds, seeds))
+    def constant(requests):
+        scored = enumerate(score_by_text(requests))
         return [dataclasses.replace(one, unshaped=0.2 if i % 4 else None) for i, one in scored]
 
     start = {}
@@ -140,11 +140,11 @@ def test_equal_rewards_and_rows_without_one_leave_the_weights_alone(go):
 def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(go):
     calls = []
 
-    def rarely(texts, golds, seeds):
+    def rarely(requests):
         """One informative group a batch, the second; format alone varies elsewhere."""
-        calls.append(len(texts))
-        scored = score_by_text(texts, golds, seeds)
-        right = [float(i in (4, 5)) for i in range(len(texts))]
+        calls.append(len(requests))
+        scored = score_by_text(requests)
+        right = [float(i in (4, 5)) for i in range(len(requests))]
         pairs = zip(scored, right, strict=True)
         return [
             dataclasses.replace(one, accuracy=a, unshaped=a + 0.2 * one.format) for one, a in pairs
@@ -165,8 +165,8 @@ def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(go):
 
 
 def test_dynamic_sampling_with_nothing_informative_still_steps(go):
-    def never(texts, golds, seeds):
-        scored = score_by_text(texts, golds, seeds)
+    def never(requests):
+        scored = score_by_text(requests)
         return [dataclasses.replace(one, accuracy=0.0) for one in scored]
 
     result, _, _ = go(loss=DAPO, score=never, steps=2)
@@ -184,9 +184,9 @@ def test_dynamic_sampling_with_nothing_informative_still_steps(go):
     ids=str,
 )
 def test_dynamic_sampling_under_another_reward_keeps_the_groups_that_it_tells_apart(go, paid_by):
-    def other(texts, golds, seeds):
+    def other(requests):
         # The second group differs in what is paid, the third in accuracy alone.
-        scored = enumerate(score_by_text(texts, golds, seeds))
+        scored = enumerate(score_by_text(requests))
         return [
             dataclasses.replace(one, accuracy=float(i == 8), unshaped=float(i == 4))
             for i, one in scored
@@ -240,9 +240,9 @@ def test_the_batch_on_which_a_run_had_to_stop_is_kept(go, tmp_path, fault):
         held.update(policy=policy, sampler=sampler)
         sampler.before = lambda: plant(fault == "sampler")
 
-    def score(texts, *more):
+    def score(requests):
         plant(fault == "weight")
-        rewards = score_by_text(texts, *more)
+        rewards = score_by_text(requests)
         if fault == "reward" and held["sampler"].calls == 2:
             rewards[0] = dataclasses.replace(rewards[0], unshaped=math.nan)
         return rewards
