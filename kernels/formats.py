@@ -74,20 +74,33 @@ class Format:
         Of the block scales.
     values
         Of the 16 codes, before scaling.
+    number
+        By which kernels know it, as `kernels/cuda/fragments.cuh` has it.
+    has_global_scale
+        Whether the matrix has a scale of its own beside its blocks'.
     """
 
     name: str
     block: int
     scale_dtype: torch.dtype
     values: tuple[float, ...]
+    number: int
+    has_global_scale: bool = False
 
 
 _E2M1 = E2M1_MAGNITUDES + tuple(-value for value in E2M1_MAGNITUDES)
 
 FORMATS: dict[str, Format] = {
-    "nvfp4": Format(name="nvfp4", block=16, scale_dtype=torch.float8_e4m3fn, values=_E2M1),
-    "mxfp4": Format(name="mxfp4", block=32, scale_dtype=torch.uint8, values=_E2M1),
-    "nf4": Format(name="nf4", block=64, scale_dtype=torch.float32, values=NORMAL_FLOAT),
+    "nvfp4": Format(
+        name="nvfp4",
+        block=16,
+        scale_dtype=torch.float8_e4m3fn,
+        values=_E2M1,
+        number=0,
+        has_global_scale=True,
+    ),
+    "mxfp4": Format(name="mxfp4", block=32, scale_dtype=torch.uint8, values=_E2M1, number=1),
+    "nf4": Format(name="nf4", block=64, scale_dtype=torch.float32, values=NORMAL_FLOAT, number=2),
 }
 
 
@@ -98,14 +111,14 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-def require_options(format: str, *, has_global_scale: bool, recipe: str) -> None:
+def require_options(spec: Format, *, with_global_scale: bool, recipe: str) -> None:
     """Raise `ValueError` for an option of `quantize` that the format does not have."""
     if recipe not in RECIPES:
         raise ValueError(f"recipe is {recipe!r}; it must be one of {', '.join(RECIPES)}")
-    if format != "nvfp4" and has_global_scale:
-        raise ValueError(f"global_scale is given; {format} has none, only nvfp4 does")
-    if format != "nvfp4" and recipe != "float32":
-        raise ValueError(f"recipe is {recipe!r}; {format} has float32 only, nvfp4 has more")
+    if with_global_scale and not spec.has_global_scale:
+        raise ValueError(f"global_scale is given; {spec.name} has none, only nvfp4 does")
+    if spec.name != "nvfp4" and recipe != "float32":
+        raise ValueError(f"recipe is {recipe!r}; {spec.name} has float32 only, nvfp4 has more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,7 +148,7 @@ class QuantizedWeight:
     encode_scale: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.format == "nvfp4":
+        if format_named(self.format).has_global_scale:
             if self.encode_scale is None and self.global_scale is not None:
                 object.__setattr__(self, "encode_scale", self.global_scale.reciprocal())
             elif self.global_scale is None and self.encode_scale is not None:
@@ -214,7 +227,7 @@ def _expected_layout(
             f"{spec.name} codes describe a matrix ({N}, {K}); N must be positive and "
             f"K a positive multiple of {spec.block}"
         )
-    of_matrix = torch.float32 if spec.name == "nvfp4" else None
+    of_matrix = torch.float32 if spec.has_global_scale else None
     return [
         ("codes", torch.uint8, (N, K // 2)),
         ("block_scales", spec.scale_dtype, (N, K // spec.block)),

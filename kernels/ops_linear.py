@@ -124,8 +124,8 @@ def _dense_columns(arguments: Arguments) -> Dense:
 
 def weight_bytes(format: str, N: int, K: int) -> float:
     """Return the bytes of a weight matrix, codes and block scales."""
-    per_block = 4 if format == "nf4" else 1
-    return N * K * (1 / 2 + per_block / FORMATS[format].block)
+    spec = FORMATS[format]
+    return N * K * (1 / 2 + spec.scale_dtype.itemsize / spec.block)
 
 
 def _nbytes(format: str, columns: int, shape: Shape) -> float:

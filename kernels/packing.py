@@ -37,7 +37,6 @@ from kernels.formats import FORMATS, NORMAL_FLOAT, QuantizedWeight
 PACK_ROWS = 16
 PACK_COLUMNS = 256
 PACK_BYTES = 2304
-FORMAT_NUMBERS = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}
 
 # E5M3: an E4M3 exponent of -9 (subnormals made normal) to 8, biased to 1 .. 18.
 _E5M3_BIAS = 10

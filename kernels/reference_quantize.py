@@ -104,7 +104,7 @@ def quantize(
     """
     spec = format_named(format)
     check_weight(weight, spec)
-    require_options(spec.name, has_global_scale=global_scale is not None, recipe=recipe)
+    require_options(spec, with_global_scale=global_scale is not None, recipe=recipe)
     with torch.no_grad():
         block_amax = _block_amax(weight, spec)
         if spec.name == "nvfp4":
@@ -166,8 +166,7 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> T
 def decoded_block_scales(weight: QuantizedWeight) -> Tensor:
     """Return the factor of each block's codes, (N, K / block), float32."""
     scales = weight.block_scales
-    if weight.format == "nvfp4":
-        assert weight.encode_scale is not None
+    if weight.encode_scale is not None:
         return scales.float() / weight.encode_scale
     if weight.format == "mxfp4":
         return e8m0_table(weight.device)[scales.int()]

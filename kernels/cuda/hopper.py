@@ -24,15 +24,8 @@ import torch
 from torch import Tensor
 
 from kernels.cuda import driver
-from kernels.formats import codebook
-from kernels.packing import (
-    FORMAT_NUMBERS,
-    PACK_BYTES,
-    PACK_COLUMNS,
-    PACK_ROWS,
-    PackedWeight,
-    nf4_pairs,
-)
+from kernels.formats import FORMATS, codebook
+from kernels.packing import PACK_BYTES, PACK_COLUMNS, PACK_ROWS, PackedWeight, nf4_pairs
 
 Path = Literal["narrow", "wide", "dense"]
 
@@ -149,7 +142,7 @@ def table(weight: PackedWeight) -> Tensor | None:
 def narrow_macros(weight: PackedWeight, choice: Choice, M: int) -> dict[str, int]:
     """Return the macros of `linear_narrow` for a layer without an adapter."""
     return {
-        "FORMAT": FORMAT_NUMBERS[weight.format],
+        "FORMAT": FORMATS[weight.format].number,
         "WARPS": choice.warps,
         "ROW_TILES": choice.row_tiles,
         "TOKEN_TILES": 1 if M <= 8 else 2 if M <= 16 else 4,
@@ -165,7 +158,7 @@ def wide_macros(weight: PackedWeight, choice: Choice) -> dict[str, int]:
     """Return the macros of `linear_wide`."""
     stages, pack_stages = _stages(choice, table_bytes(weight))
     return {
-        "FORMAT": FORMAT_NUMBERS[weight.format],
+        "FORMAT": FORMATS[weight.format].number,
         "CONSUMERS": choice.consumers,
         "ROW_TILES": choice.row_tiles,
         "TOKENS": choice.tokens,
@@ -288,16 +281,14 @@ def dequantize_packs(
     """
     N, K = weight.shape
     device = weight.device.index
-    macros = (
-        ("FORMAT", FORMAT_NUMBERS[weight.format]),
-        ("HALF", int(dtype == torch.float16)),
-    )
+    spec = FORMATS[weight.format]
+    macros = (("FORMAT", spec.number), ("HALF", int(dtype == torch.float16)))
     files = ("fragments.cuh", "dequantize_packs.cu")
     kernel = driver.load(files, "dequantize_packs", macros, device)
     if out is None:
         out = torch.empty(N, K, dtype=dtype, device=weight.device)
     tiles, packs, _ = weight.packs.shape
-    scale = weight.extras["encode_scale"] if weight.format == "nvfp4" else weight.gain
+    scale = weight.extras["encode_scale"] if spec.has_global_scale else weight.gain
     kernel.launch(
         (-(-tiles * packs // 8), 1),
         256,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.formats import QuantizedWeight, codebook
+from kernels.formats import FORMATS, QuantizedWeight, codebook
 from kernels.triton import FUSED
 
 _BYTES = 1024
@@ -62,7 +62,7 @@ def dequantize(
     `kernels.reference.dequantize` is the specification. `out` is contiguous.
     """
     N, K = weight.shape
-    kind = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}[weight.format]
+    kind = FORMATS[weight.format].number
     scales = weight.block_scales if kind == 2 else weight.block_scales.view(torch.uint8)
     if out is None:
         out = torch.empty(N, K, dtype=dtype, device=weight.device)

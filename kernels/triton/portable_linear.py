@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.formats import QuantizedWeight
+from kernels.formats import FORMATS, QuantizedWeight
 from kernels.triton import FUSED
 from kernels.triton.dequantize import dequantize
 
@@ -226,7 +226,7 @@ def dense_with_columns(
 def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """Multiply at most 128 rows by a quantised weight, without gradients.
 
-    Raises `ValueError` when there are more rows, or K does not fit.
+    Raises `ValueError` when there are more rows, K does not fit, or the format goes dense.
 
     Parameters
     ----------
@@ -242,9 +242,10 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
     N, K = weight.shape
     flat = x.reshape(-1, x.shape[-1])
     M = flat.shape[0]
-    if flat.shape[1] != K or M > MOST_ROWS:
+    if flat.shape[1] != K or goes_dense(weight, M):
         raise ValueError(
-            f"x has {M} rows of {flat.shape[1]}; at most {MOST_ROWS} rows of {K} are needed"
+            f"x has {M} rows of {flat.shape[1]}, W {weight.format} codes; at most {MOST_ROWS} rows "
+            f"of {K}, and no nf4, are needed"
         )
     out = torch.empty(M, N, dtype=x.dtype, device=x.device)
     if M:
@@ -255,7 +256,7 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
 def _launch(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor) -> None:
     (M, K), N = x.shape, out.shape[1]
     groups = K // 16
-    kind = {"nvfp4": 0, "mxfp4": 1}[weight.format]
+    kind = FORMATS[weight.format].number
     # Rows of W per program, groups of columns per step, and how many programs there should be.
     block_n, blocks, programs = (8, 32, 2112) if M == 1 else (64, 8, 528 if M <= 32 else 264)
     row_blocks = triton.cdiv(N, block_n)

@@ -268,7 +268,7 @@ def quantize_blocks(
     """
     spec = format_named(format)
     N, K = weight.shape
-    kind = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}[format]
+    kind = spec.number
     codes = torch.empty(N, K // 2, dtype=torch.uint8, device=weight.device)
     dtype = torch.float32 if kind == 2 else torch.uint8
     scales = torch.empty(N, K // spec.block, dtype=dtype, device=weight.device)
@@ -303,15 +303,13 @@ def quantize(
     """
     spec = format_named(format)
     check_weight(weight, spec)
-    require_options(format, has_global_scale=global_scale is not None, recipe=recipe)
+    require_options(spec, with_global_scale=global_scale is not None, recipe=recipe)
     weight = weight.detach().contiguous()
     least, most = torch.aminmax(weight)
     amax = torch.maximum(-least, most).float()
     if not bool(torch.isfinite(amax)):
         raise ValueError("weight holds a value that is not finite; quantising needs finite ones")
-    encode = None
-    if format == "nvfp4":
-        encode = encode_scale_of(amax, recipe, global_scale)
+    encode = encode_scale_of(amax, recipe, global_scale) if spec.has_global_scale else None
     codes, scales = quantize_blocks(weight, format, encode, recipe)
     scales = scales.view(spec.scale_dtype)
     return QuantizedWeight(format=format, codes=codes, block_scales=scales, encode_scale=encode)

@@ -10,14 +10,13 @@ from typing import Any, get_args
 
 import repro
 from repro.door.command_parser import SentenceParser
-from repro.spec.arm import WEIGHT_FORMATS, OptimizerName, RolloutAdapter
+from repro.spec.arm import FOUR_BIT_FORMATS, WEIGHT_FORMATS, OptimizerName, RolloutAdapter
 from repro.spec.shapes import SHAPES
 
 _Commands = argparse._SubParsersAction
 # A command's parser, or a group of its flags.
 _Flags = argparse._ActionsContainer
 _TIERS = "smoke, systems, mini or paper"
-_FOUR_BITS = tuple(kind for kind in WEIGHT_FORMATS if kind != "bf16")
 _MODELS = "FOLDER|FILE|NAME"
 _STALL = 600.0
 _STEP = {"rank": 32, "prompts": 1, "group": 8, "prompt-tokens": 256, "completion-tokens": 2048}
@@ -304,7 +303,7 @@ def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
     )
     _flag(parser, "source", "SOURCE", "a 16-bit folder, GGUF file or hub name")
     _flag(parser, "out", "OUT", "the new folder; must not exist")
-    _flag(parser, "--format", None, "default: nvfp4", default="nvfp4", choices=_FOUR_BITS)
+    _flag(parser, "--format", None, "default: nvfp4", default="nvfp4", choices=FOUR_BIT_FORMATS)
     _add(parser, "revision", "device")
 
 

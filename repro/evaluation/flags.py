@@ -15,7 +15,7 @@ from pathlib import Path
 from repro.data.load import is_generated, is_own, source_named
 from repro.data.own import parse_columns
 from repro.data.prompts import template_source
-from repro.spec.arm import WEIGHT_FORMATS, NoiseConfig
+from repro.spec.arm import FOUR_BIT_FORMATS, NoiseConfig
 from repro.spec.checks import all_of, in_digits, require
 from repro.spec.config import DataConfig, SamplingConfig
 from repro.spec.hub import is_hub_name, require_model
@@ -153,8 +153,8 @@ def data_of(named: str, limit: int | None, columns: str | None = None) -> DataCo
 
 def _formats_of(text: str) -> list[str]:
     formats = [name.strip() for name in text.split(",") if name.strip()]
-    known = bool(formats) and set(formats) <= {*WEIGHT_FORMATS} - {"bf16"}
-    require(known, f"--formats {text}: needs nvfp4, mxfp4 or nf4")
+    known = bool(formats) and set(formats) <= {*FOUR_BIT_FORMATS}
+    require(known, f"--formats {text}: needs some of {', '.join(FOUR_BIT_FORMATS)}")
     return formats
 
 

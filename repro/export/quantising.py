@@ -26,6 +26,7 @@ from repro.export.comparing import (
     stock_logits,
 )
 from repro.models.checkpoint import MANIFEST, resolve, write_quantized
+from repro.models.files.stored_layouts import LAYOUTS, quantization_config
 from repro.models.files.tensor_files import TensorFolder, read_object
 from repro.models.loading import read_description
 from repro.models.policy import device_named, load_policy
@@ -35,12 +36,8 @@ from repro.spec.whole_files import appearing
 
 # Other readers of the layouts unpack to bfloat16, so that is what is compared.
 DTYPE = torch.bfloat16
-# The package by which transformers reads a format.
-READERS = {
-    "nvfp4": "compressed-tensors",
-    "mxfp4": "compressed-tensors",
-    "nf4": "bitsandbytes",
-}
+# The package by which transformers reads a format; its method of quantising has the same name.
+READERS = {name: quantization_config(name)["quant_method"] for name in LAYOUTS}
 
 
 def main_quantize(args: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ from torch.nn import functional
 from kernels import dispatch, reference_step, timing, tuning
 from kernels.cuda import hopper, linear
 from kernels.cuda.hopper import Adapter
+from kernels.formats import format_named
 from kernels.op import Shape, rotated
 from kernels.ops import named_op
 from kernels.packing import PackedWeight
@@ -257,7 +258,7 @@ def _conversions(format: str, timed: Timed) -> None:
         [partial(hopper.dequantize_packs, base, out) for out in scratch],
     )
     weight = torch.randn(N, K, device="cuda").mul_(0.02).bfloat16()
-    encode = base.extras["encode_scale"] if format == "nvfp4" else None
+    encode = base.extras["encode_scale"] if format_named(format).has_global_scale else None
     codes, scales = quantize.quantize_blocks(weight, format, encode)
     timed.share(
         f"quantize_share_{format}",

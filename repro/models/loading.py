@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from kernels import dispatch
-from kernels.formats import QuantizedWeight
+from kernels.formats import FORMATS, QuantizedWeight
 from repro.models.decoder import (
     SIZES,
     fused_members,
@@ -319,7 +319,7 @@ def quantize_projection(
     dense: Tensor, projection: str, weight_format: str, scales: SharedScales
 ) -> QuantizedWeight:
     """Quantise an (N, K) weight with the scale that its engine-mates share; K in whole blocks."""
-    scale = scales.of(projection) if weight_format == "nvfp4" else None
+    scale = scales.of(projection) if FORMATS[weight_format].has_global_scale else None
     with _naming(scales.source.where(f"{projection}.weight")):
         return dispatch.quantize(dense, weight_format, global_scale=scale, recipe=scales.recipe)
 

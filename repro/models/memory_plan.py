@@ -46,7 +46,7 @@ from repro.spec.checks import Bound, Count, check_fields, require
 from repro.spec.config import OPENING_TOKENS, TrainScale
 from repro.spec.shapes import DecoderShape, shape_of_checkpoint
 
-# Bits per weight in a checkpoint, scales included.
+# Bits per weight in a checkpoint, scales included: those of `kernels.formats`, without torch.
 _BITS = {"bf16": 16.0, "nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
 _PACK_ROWS, _PACK_COLUMNS, _PACK_BYTES = 16, 256, 2304
 # Bytes of AdamW's two moments per parameter; 8 bits with a float32 scale per 256.

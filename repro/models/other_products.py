@@ -26,12 +26,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels import dispatch, reference
-from kernels.formats import QuantizedWeight
+from kernels.formats import FORMATS, QuantizedWeight
 from repro.models.decoder import causal_lm
 from repro.models.quantized_linear import Product, QuantizedLinear
 from repro.spec.step_scale import Linears
-
-_NF4_BLOCK = 64
 
 
 def dequantised_every_pass(codes: QuantizedWeight) -> Product:
@@ -47,7 +45,8 @@ def dequantised_every_pass(codes: QuantizedWeight) -> Product:
 
 def bitsandbytes_product(library: Any, dense: Tensor) -> Product:
     """Return a product by bitsandbytes' `matmul_4bit` with a dense weight, (N, K)."""
-    packed, state = library.functional.quantize_4bit(dense, blocksize=_NF4_BLOCK, quant_type="nf4")
+    block = FORMATS["nf4"].block
+    packed, state = library.functional.quantize_4bit(dense, blocksize=block, quant_type="nf4")
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
         bias = None if bias is None else bias.to(x.dtype)

@@ -13,7 +13,9 @@ from typing import Annotated, ClassVar, Literal, get_args
 from repro.spec.checks import Bound, Checked, Positive, check_fields, require
 from repro.spec.settings import OMIT_AT_DEFAULT
 
-WeightFormat = Literal["bf16", "nf4", "mxfp4", "nvfp4"]
+# The names of `kernels.formats.FORMATS`, without the torch that it needs.
+FourBitFormat = Literal["nf4", "mxfp4", "nvfp4"]
+WeightFormat = Literal["bf16", FourBitFormat]
 Training = Literal["none", "lora", "full"]
 NoiseSchedule = Literal["exponential", "linear", "cosine", "logarithmic"]
 RewardKind = Literal["task", "random", "format", "finished"]
@@ -21,6 +23,7 @@ Aggregation = Literal["sequence_mean", "token_mean", "token_mean_local", "consta
 RolloutAdapter = Literal["apart", "folded"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
 
+FOUR_BIT_FORMATS: tuple[FourBitFormat, ...] = get_args(FourBitFormat)
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = get_args(WeightFormat)
 
 
@@ -82,7 +85,7 @@ class PlantedRounding(Checked):
     multiple of the error reaches the paper's dose.
     """
 
-    format: Literal["nf4", "mxfp4", "nvfp4"]
+    format: FourBitFormat
     factor: Annotated[float, Bound(above=0, most=100)] = 1.0
 
     WHERE = "rounding."

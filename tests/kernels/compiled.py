@@ -124,11 +124,11 @@ def usage(cubin: bytes) -> dict[str, int]:
 
 
 def weight(format: str, N: int, K: int) -> QuantizedWeight:
-    block, one = FORMATS[format].block, torch.ones(())
-    scales = torch.zeros(N, K // block, dtype=FORMATS[format].scale_dtype)
-    own = {"global_scale": one, "encode_scale": one} if format == "nvfp4" else {}
+    spec = FORMATS[format]
+    scales = torch.zeros(N, K // spec.block, dtype=spec.scale_dtype)
+    g = torch.ones(()) if spec.has_global_scale else None
     codes = torch.zeros(N, K // 2, dtype=torch.uint8)
-    return QuantizedWeight(format=format, codes=codes, block_scales=scales, **own)
+    return QuantizedWeight(format=format, codes=codes, block_scales=scales, encode_scale=g)
 
 
 def zeros(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
@@ -229,7 +229,7 @@ def training(name: str) -> Iterator[Launch]:
 
     yield "logprobs", both_ways
     for format in FORMATS:
-        encode = torch.ones(()) if format == "nvfp4" else None
+        encode = torch.ones(()) if FORMATS[format].has_global_scale else None
         for values in (rows, rows.float()):
             yield f"quantize {format}", partial(quantised_on_a_card, values, format, encode)
 

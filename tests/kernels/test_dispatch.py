@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from kernels import dispatch
+from kernels.reference import quantize
+from kernels.triton import portable_linear
 
 HERE = torch.device("cuda", 0)
 
@@ -49,6 +51,11 @@ def test_a_hopper_gpu_packs_unless_it_takes_the_road_of_other_cards(monkeypatch)
 def test_other_cards_fuse_codes_from_8_0_on(capability, expected, monkeypatch):
     monkeypatch.setattr(dispatch, "_capability", lambda index: capability)
     assert chosen() == expected
+
+
+def test_the_portable_layer_refuses_a_format_that_goes_dense():
+    with pytest.raises(ValueError, match="nf4"):
+        portable_linear.linear(torch.ones(1, 64), quantize(torch.ones(8, 64), "nf4"))
 
 
 def test_a_cpu_keeps_the_codes_as_they_are():

@@ -60,8 +60,6 @@ def _weights():
 
 
 WEIGHTS = _weights()
-
-
 every_weight = pytest.mark.parametrize("name", WEIGHTS)
 
 

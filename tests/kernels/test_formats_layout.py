@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load, save
 
 from kernels.formats import FORMATS, QuantizedWeight
+from kernels.ops_linear import weight_bytes
 from kernels.packing import pack, unpack
 from kernels.reference import dequantize, quantize
 from tests.kernels.conftest import assert_bitwise
@@ -22,14 +23,11 @@ def _require_same(actual, expected):
         assert_bitwise(actual.tensors()[name], tensor, name)
 
 
-BITS = {"nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
-
-
 @pytest.mark.parametrize("format", list(FORMATS))
 def test_a_weight_survives_safetensors_and_moves_whole(format):
     weight = _weight(format)
     # Two scalars beside them.
-    assert 8 * (weight.nbytes - 8 * (format == "nvfp4")) / (48 * 128) == BITS[format]
+    assert weight.nbytes == weight_bytes(format, 48, 128) + 8 * FORMATS[format].has_global_scale
     tensors = weight.tensors()
     back = QuantizedWeight.from_tensors(format, load(save(tensors)), (48, 128))
     _require_same(back, weight)
@@ -80,7 +78,7 @@ def test_scales_that_no_writer_produces_are_refused():
         QuantizedWeight.from_tensors("mxfp4", mxfp4)
 
 
-@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "nf4"])
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(("N", "K"), [(16, 256), (33, 320), (1, 64), (100, 1088)])
 def test_unpacking_returns_every_bit(format, N, K):
     weight = _weight(format, N, K)

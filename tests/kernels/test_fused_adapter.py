@@ -12,6 +12,7 @@ from kernels import dispatch, reference, tuning
 from kernels.cuda import compiler, linear
 from kernels.cuda.fused_adapter import FILES, macros
 from kernels.cuda.hopper import Adapter
+from kernels.formats import FORMATS
 from kernels.packing import PackedWeight, pack
 from kernels.tune import LAYERS, with_adapter
 from tests.kernels.conftest import assert_bitwise, assert_within_twice
@@ -33,6 +34,12 @@ def test_the_tables_layers_take_an_adapter_up_to_a_row_count(monkeypatch, format
         weight = dataclasses.replace(_weight(N, K), format=format)
         fusing_rows = [M for M in range(1, 129) if linear.fuses_adapter(weight, M)]
         assert fusing_rows == list(range(1, most + 1)), f"{N} x {K}"
+
+
+def test_the_source_numbers_formats_as_its_callers_do():
+    source = (compiler.FOLDER / "fragments.cuh").read_text(encoding="utf-8")
+    for format, spec in FORMATS.items():
+        assert f"#define {format.upper()} {spec.number}\n" in source
 
 
 @pytest.mark.parametrize("M", [8, 16])

@@ -15,12 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 from kernels import dispatch, reference
 from kernels.cuda import linear
-from kernels.formats import QuantizedWeight
+from kernels.formats import FORMATS, QuantizedWeight
 from kernels.packing import pack
 from kernels.triton import portable_linear
 from tests.kernels.conftest import assert_bitwise, assert_within_twice
 
-FORMATS = ("nvfp4", "mxfp4", "nf4")
 PORTABLE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 HOPPER = PORTABLE and torch.cuda.get_device_capability()[0] == 9
 hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
@@ -40,10 +39,10 @@ SMALL = {"nvfp4": (333, 16), "mxfp4": (77, 96), "nf4": (129, 64)}
 @functools.lru_cache(maxsize=2)
 def _weight(format, shape, kind="random"):
     """Return a weight on the GPU: "random" with every scale, or one of the hostile `KINDS`."""
-    N, K = shape
+    (N, K), spec = shape, FORMATS[format]
     generator = torch.Generator("cuda").manual_seed(N + K)
     codes = torch.randint(0, 256, (N, K // 2), device="cuda", generator=generator).byte()
-    blocks = (N, K // {"nvfp4": 16, "mxfp4": 32, "nf4": 64}[format])
+    blocks = (N, K // spec.block)
     low, high = {"nvfp4": (0, 127), "mxfp4": (100, 135), "nf4": (0, 1)}[format]
     if kind == "largest":
         # The largest E8M0 leaves no room for a sum in float32; 240 is 2**113.
@@ -61,14 +60,9 @@ def _weight(format, shape, kind="random"):
     if kind == "zero_blocks":
         scales[:, ::2] = 0
         scales[::3] = 0
-    if format != "nvfp4":
-        return QuantizedWeight(format=format, codes=codes, block_scales=scales)
-    return QuantizedWeight(
-        format=format,
-        codes=codes,
-        block_scales=scales.view(torch.float8_e4m3fn),
-        encode_scale=torch.tensor(41234.5, device="cuda"),
-    )
+    g = torch.tensor(41234.5, device="cuda") if spec.has_global_scale else None
+    scales = scales.view(spec.scale_dtype)
+    return QuantizedWeight(format=format, codes=codes, block_scales=scales, encode_scale=g)
 
 
 KINDS = ("largest", "subnormal", "zeros", "zero_blocks")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.formats import RECIPES
+from kernels.formats import FORMATS, RECIPES
 from tests.interpreted import needs_interpreter
 from tests.kernels.conftest import assert_bitwise
 
@@ -85,7 +85,7 @@ def test_the_portable_kernel_interpreted_has_the_references_bits(factor, recipe)
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="needs a GPU of compute capability 8.0 or newer")
-@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "nf4"])
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("factor", [1.0, 2.0**-60, 2.0**60, 3e-3])
 @pytest.mark.parametrize("recipe", RECIPES)

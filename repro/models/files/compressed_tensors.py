@@ -50,11 +50,8 @@ PACKED, SCALE, GLOBAL_SCALE = "weight_packed", "weight_scale", "weight_global_sc
 LAYOUT_VERSION: Final = "0.20.0"
 
 
-# compressed-tensors' names of each format, and of how its blocks share scales.
-LAYOUTS: Final[Mapping[str, tuple[str, str]]] = {
-    "nvfp4": ("nvfp4-pack-quantized", "tensor_group"),
-    "mxfp4": ("mxfp4-pack-quantized", "group"),
-}
+# compressed-tensors' names of the formats that it holds.
+LAYOUTS: Final = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized"}
 # Fields that are read by themselves, mean nothing for the tensors, or show in their names.
 _FREE: Final = frozenset(
     ("config_groups", "format", "version", "run_compressed", "dtype", "ignore")
@@ -65,11 +62,11 @@ _FREE_OF_WEIGHTS: Final = frozenset(("observer", "observer_kwargs", "zp_dtype", 
 
 def quantization_config(weight_format: str) -> dict[str, Any]:
     """Return the `quantization_config` of `config.json` for 4-bit weights, 16-bit activations."""
-    (layout, strategy), spec = LAYOUTS[weight_format], FORMATS[weight_format]
+    layout, spec = LAYOUTS[weight_format], FORMATS[weight_format]
     weights = {
         "num_bits": 4,
         "type": "float",
-        "strategy": strategy,
+        "strategy": "tensor_group" if spec.has_global_scale else "group",
         "group_size": spec.block,
         "symmetric": True,
         "dynamic": False,
@@ -123,7 +120,7 @@ def _format_of(group: Any, name: str, config: Mapping[str, Any], where: Path) ->
     if not isinstance(group, Mapping):
         raise CheckpointError(f"{where}: config_groups.{name} is {group!r}; needed is an object")
     named = group.get("format") or config.get("format")
-    of_layout = {layout: key for key, (layout, _) in LAYOUTS.items()}
+    of_layout = {layout: key for key, layout in LAYOUTS.items()}
     if named not in of_layout:
         read = " and ".join(map(repr, of_layout))
         raise CheckpointError(f"{where}: {name}.format is {named!r}; {read} are read here")

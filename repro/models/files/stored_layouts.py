@@ -16,10 +16,7 @@ from repro.models.files import bitsandbytes_files, compressed_tensors
 from repro.models.files.tensor_files import CheckpointError, TensorFile, TensorSpec
 
 # The layout's name by format.
-LAYOUTS: Final[Mapping[str, str]] = {
-    **{name: layout for name, (layout, _) in compressed_tensors.LAYOUTS.items()},
-    "nf4": bitsandbytes_files.NAME,
-}
+LAYOUTS: Final = compressed_tensors.LAYOUTS | {"nf4": bitsandbytes_files.NAME}
 
 
 def quantization_config(weight_format: str) -> dict[str, Any]:
@@ -52,7 +49,7 @@ def packed_specs(
         format=weight_format,
         codes=empty((N, K // 2), dtype=torch.uint8),
         block_scales=empty((N, K // spec.block), dtype=spec.scale_dtype),
-        encode_scale=empty((), dtype=torch.float32) if weight_format == "nvfp4" else None,
+        encode_scale=empty((), dtype=torch.float32) if spec.has_global_scale else None,
     )
     return {
         name: TensorSpec(dtype=tensor.dtype, shape=tuple(tensor.shape))

@@ -74,7 +74,7 @@ def _foreign(base: nn.Module) -> tuple[Tensor, Any]:
         absmax=weight.block_scales.reshape(-1),
         shape=torch.Size(weight.shape),
         code=get_4bit_type("nf4", device=codes.device),
-        blocksize=64,
+        blocksize=weight.block,
         quant_type="nf4",
         dtype=torch.bfloat16,
     )

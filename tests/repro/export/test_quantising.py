@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.formats import FORMATS
 from repro.__main__ import main
 from repro.export import quantising
 from repro.export.comparing import (
@@ -17,7 +18,7 @@ from repro.models.loading import read_description
 from repro.models.policy import load_policy
 
 
-@pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
+@pytest.mark.parametrize("weight_format", FORMATS)
 def test_a_checkpoint_is_quantised_and_read_back(weight_format, tmp_path, capsys):
     assert main(["quantize", "tiny", str(tmp_path / "out"), "--format", weight_format]) == 0
     assert read_description(tmp_path / "out").stored_format == weight_format

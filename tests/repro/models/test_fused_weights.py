@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels import dispatch
+from kernels.formats import FORMATS
 from kernels.packing import PackedWeight
 from repro.models.fused_weights import fused_weight
 from repro.models.lora import adapter_layers, base_linear
@@ -14,7 +15,6 @@ from repro.spec.config import SamplingConfig
 from tests.repro.architectures import qwen2_shape
 
 SHAPE = qwen2_shape(256, layers=2)
-FORMATS = ["nvfp4", "mxfp4", "nf4"]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 

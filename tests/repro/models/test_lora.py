@@ -14,9 +14,8 @@ from repro.models.files.adapter_files import adapter_tensors, save_adapter
 from repro.models.lora import adapter_layers, effective_weight, fold_adapter, folding_loss
 from repro.models.policy import load_policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
+from repro.spec.arm import FOUR_BIT_FORMATS, WEIGHT_FORMATS
 from tests.repro.rl.conftest import nudge
-
-ALL_FORMATS = ("bf16", "nvfp4", "mxfp4", "nf4")
 
 
 def load(folder, weight_format="nvfp4", **more):
@@ -34,7 +33,7 @@ def dequantised_transformers(policy, folder):
     return model
 
 
-@pytest.mark.parametrize("weight_format", ALL_FORMATS)
+@pytest.mark.parametrize("weight_format", WEIGHT_FORMATS)
 def test_a_fresh_or_disabled_adapter_leaves_the_base_bit_equal(folder, token_ids, weight_format):
     base = load_policy(folder, weight_format=weight_format).model(input_ids=token_ids).logits
     adapted = load(folder, weight_format)
@@ -53,7 +52,7 @@ def test_start_depends_on_seed_and_module_but_not_on_the_format(make_checkpoint)
         return {name: layer.adapter()[0] for name, layer in layers}
 
     first = start("bf16")
-    for number, weight_format in enumerate(ALL_FORMATS[1:]):
+    for number, weight_format in enumerate(FOUR_BIT_FORMATS):
         torch.manual_seed(number)
         expected = torch.rand(3)
         torch.manual_seed(number)
@@ -92,7 +91,7 @@ def test_saved_adapter_gives_the_same_logits_in_stock_peft(
     assert float((ours - without).abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
+@pytest.mark.parametrize("weight_format", FOUR_BIT_FORMATS)
 def test_merge_into_a_4_bit_base_is_refused_with_the_reason(make_checkpoint, weight_format):
     policy = load(make_checkpoint("qwen2"), weight_format)
     with pytest.raises(TypeError, match=f"{weight_format} base is refused.*4-bit grid"):
