@@ -45,7 +45,6 @@ from repro.run.progress import Display
 from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
 from repro.run.several_ranks.rank_processes import (
     LEFT,
-    InPlace,
     Ranked,
     follow,
     join_torchrun,
@@ -54,7 +53,6 @@ from repro.run.several_ranks.rank_processes import (
     refused_by_any,
     refused_folder,
 )
-from repro.run.several_ranks.ray_pool import RayPool
 from repro.run.several_ranks.room import Room, room_of
 from repro.run.shared_work import RunLocks
 from repro.run.worker import CarryOut, Event, Task, on_stopping, tasks_of
@@ -231,12 +229,7 @@ def execute(
     if max(room.ranks, *map(ranks_of, pending)) > 1:
         carry_out = Ranked(ranks=room.ranks, stall=room.stall, body=carry_out)
         grace = max(grace, room.stall)
-    kind: Callable[..., WorkerPool] = WorkerPool
-    if room.joined is not None:
-        kind = partial(InPlace, room.joined)
-    elif room.ray_needs:
-        kind = partial(RayPool, room.ray_needs)
-    pool = kind(
+    pool = room.pool(
         room.workers,
         runs / "workers.log",
         room.threads,

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repro.run.carry_out import launched_ranks
 from repro.run.disk import require_writable
-from repro.run.several_ranks.rank_processes import ranks_of
-from repro.run.several_ranks.ray_pool import join_cluster
+from repro.run.several_ranks.rank_processes import InPlace, ranks_of
+from repro.run.several_ranks.ray_pool import RayPool, join_cluster
+from repro.run.workers import WorkerPool
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
@@ -45,8 +47,8 @@ class Room:
         processes.
     joined
         The ranks that torchrun started, seen from this process; None without torchrun.
-    ray_needs
-        CPUs or GPUs of a run, as `ray.remote` names them, where a Ray cluster carries runs out.
+    pool
+        The launcher's: it makes what carries out the runs, from what `WorkerPool` is made of.
     idle
         A line of the plan on devices that no run takes; empty without any.
     """
@@ -57,7 +59,7 @@ class Room:
     ranks: int = 1
     stall: float = 600.0
     joined: Ranks | None = None
-    ray_needs: Mapping[str, int] = field(default_factory=dict)
+    pool: Callable[..., WorkerPool] = WorkerPool
     idle: str = ""
 
 
@@ -74,17 +76,19 @@ def room_of(
     """
     ranks = args.ranks if joined is None else joined.world
     processes = max([ranks, *map(ranks_of, plan)])
-    hosts, cpus = list[tuple[int, int]](), len(os.sched_getaffinity(0))
-    devices, needs, idle = tuple[str, ...](), dict[str, int](), ""
+    cpus = len(os.sched_getaffinity(0))
+    pool: Callable[..., WorkerPool] = WorkerPool
+    devices, idle = tuple[str, ...](), ""
     if args.executor == "ray":
         needs = {"num_gpus" if tier in REAL_CHECKPOINTS else "num_cpus": ranks}
-        hosts = _on_cluster(args, tier, plan, needs, folder)
+        hosts, pool = _on_cluster(args, tier, plan, needs, folder), partial(RayPool, needs)
     else:
         devices = devices_to_fill(tier, args.devices)
         require_ranks(ranks, tier, devices, plan)
         at_once = 1
         if joined is not None:
             processes = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+            pool = partial(InPlace, joined)
         else:
             count, full = len(devices), len(devices) // ranks * ranks
             devices = tuple(",".join(devices[at : at + ranks]) for at in range(0, full, ranks))
@@ -104,7 +108,7 @@ def room_of(
         ranks=ranks,
         stall=args.stall_timeout,
         joined=joined,
-        ray_needs=needs,
+        pool=pool,
         idle=idle,
     )
 

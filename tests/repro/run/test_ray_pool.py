@@ -87,7 +87,7 @@ def test_the_hosts_have_the_devices_that_a_run_needs_not_the_head(cluster, tmp_p
     assert main(line(tmp_path, "--tier=paper", "--ranks=2", "--set=optimizer.name=adamw_8bit")) == 0
     ((batch,),) = asked
     room = batch.room
-    assert (room.workers, room.threads, room.ray_needs) == (2, 3, {"num_gpus": 2})
+    assert (room.workers, room.threads, room.pool.args) == (2, 3, ({"num_gpus": 2},))
     assert main(line(tmp_path, "--tier=paper", "--ranks=5")) != 0
 
 
