@@ -14,8 +14,8 @@ metrics that only the run itself can measure. All other metrics are computed whe
 (`repro.evidence.derived`).
 
 Easy to get wrong: matching a record with today's configuration by name only. Each record holds its
-resolved configuration and its digest; `find_record` refuses a record with a different digest, and
-names the fields that differ.
+resolved configuration and its digest; `find_record` refuses a record of another configuration,
+and names the fields that differ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -270,17 +270,25 @@ def standing_of(planned: Iterable[RunConfig], runs: Path) -> Standing:
     return standing
 
 
+def compared(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's settings by dotted name, but for the seeds planned beside its own.
+
+    A later plan may name more seeds, which decides nothing of a run.
+    """
+    return {key: value for key, value in _flatten(config).items() if key != "scale.seeds"}
+
+
 def config_difference(record: Record, run: RunConfig) -> str | None:
     """Return a sentence saying how the record's configuration differs from `run`'s, or None."""
-    if record.digest == run.digest():
-        return None
-    needed = _flatten(_plain(run.resolved()))
-    recorded = _flatten(record.config)
+    needed = compared(_plain(run.resolved()))
+    recorded = compared(record.config)
     changes = [
         f"{key} is {recorded.get(key, 'absent')}, needed {needed.get(key, 'absent')}"
         for key in sorted(needed.keys() | recorded.keys())
         if recorded.get(key, "absent") != needed.get(key, "absent")
     ]
+    if not changes:
+        return None
     shown = "; ".join(changes[:3]) + (f"; and {len(changes) - 3} more" if len(changes) > 3 else "")
     return f"the record is of another configuration ({shown})"
 

@@ -315,7 +315,8 @@ def _with_caveat(
     if verdict.status == "not run":
         return _explained(verdict, claim.metric, claim.arms, evidence)
     rates = learning_rates(selection, claim)
-    if verdict.status == "not addressed" or len(set(rates.values())) < 2:
+    stated = verdict.status == "not addressed" or "learning_rate_factor" in claim.factor
+    if stated or len(set(rates.values())) < 2:
         return verdict
     listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
     sentence = f"{verdict.sentence}. The arms' learning rates differ, too: {listed}"

@@ -93,6 +93,8 @@ def test_another_configuration_is_named_by_its_difference(run, made_up_record, t
     made_up_record(other).write(tmp_path)
     with pytest.raises(RecordError, match=r"scale\.steps is 29, needed 30"):
         find_record(run, tmp_path)
+    more = dataclasses.replace(other, scale=dataclasses.replace(other.scale, seeds=(0, 9)))
+    assert find_record(more, tmp_path) is not None
 
 
 @pytest.mark.parametrize(
