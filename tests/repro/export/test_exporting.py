@@ -30,25 +30,6 @@ from tests.repro.export.conftest import trained_policy
 from tests.said import unsaid
 
 
-def test_a_base_of_the_hub_is_named_and_loaded_by_the_commit_that_was_read(tmp_path, monkeypatch):
-    commit, hub = "0123abcd" * 5, tmp_path / "hub"
-    snapshot = hub / "models--owner--name" / "snapshots" / commit
-    shutil.copytree(TINY_FOLDER, snapshot)
-    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    policy = trained_policy()
-    assert named_base(str(snapshot), snapshot) == (str(snapshot), None)
-    policy.checkpoint, policy.folder = "owner/name", snapshot
-    save_adapter(policy, tmp_path / "a")
-    stored = read_adapter(tmp_path / "a")
-    assert (stored.base, stored.revision) == ("owner/name", commit)
-    # No `main` of that name is there: only the commit leads to it.
-    assert load_adapted(tmp_path / "a").folder == snapshot
-    asked = ["evaluate", "--adapter", str(tmp_path / "a"), "--data", "generated", "--limit", "2"]
-    greedy = ["--template", "tiny", "--tokens", "8", "--temperature", "0", "--device", "cpu"]
-    assert main([*asked, *greedy]) == 0
-
-
 def test_an_adapter_of_a_gguf_file_names_the_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

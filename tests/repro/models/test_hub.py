@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -17,12 +19,15 @@ from repro.data.load import load_problems, source_named
 from repro.data.problem import DataError
 from repro.data.public import PUBLIC_SETS
 from repro.models.checkpoint import digests_of_read, resolve
+from repro.models.files.adapter_files import load_adapted, read_adapter, save_adapter
 from repro.models.files.tensor_files import CheckpointError
 from repro.spec import hub as hubs
 from repro.spec.config import DataConfig
 from repro.spec.needs import DATA_DOWNLOADS
 from tests.repro.hub_server import ANSWERS, Fault, serving
 from tests.repro.qwen_checkpoint import write_small
+from tests.repro.rl.conftest import nudge
+from tests.repro.small_runs import fresh_policy
 from tests.said import refusal
 
 COMMITS = ("a" * 40, "b" * 40)
@@ -266,6 +271,25 @@ def test_a_revision_is_what_is_evaluated_and_recorded(hub, tmp_path, capsys):
         assert json.loads(out.read_text())["checkpoint"]["revision"] == commit
     assert main(["evaluate", "tiny", "--revision", "main", *asked]) == 2
     assert "--revision main" in capsys.readouterr().err
+
+
+def test_an_adapter_is_exported_for_a_base_of_the_hub_and_loads_by_its_commit(hub, tmp_path):
+    folder, out = resolve("owner/model", COMMITS[0]), tmp_path / "out"
+    policy = fresh_policy(
+        str(folder), weight_format="bf16", training="lora", lora_rank=8, lora_alpha=16.0
+    )
+    nudge(policy, 0.02)
+    line = ["export", str(save_adapter(policy, tmp_path / "adapter")), str(out)]
+    # In a process of its own: transformers reads HF_ENDPOINT when it is imported.
+    command = [sys.executable, "-m", "repro", *line, "--base", "owner/model"]
+    assert subprocess.run([*command, "--revision", COMMITS[0]]).returncode == 0
+    stored, trained = read_adapter(out), read_adapter(tmp_path / "adapter")
+    assert (trained.base, trained.revision) == (str(folder), None)
+    # `main` is another commit.
+    assert (stored.base, stored.revision) == ("owner/model", COMMITS[0])
+    assert load_adapted(out).folder == folder
+    asked = ["evaluate", "--adapter", str(out), "--data", "generated", "--limit", "2"]
+    assert main([*asked, "--tokens", "8", "--temperature", "0", "--device", "cpu"]) == 0
 
 
 OWN_RUN = ["table1", "--tier", "smoke", "--model", "owner/model", "--arms", "bf16_lora"]
