@@ -5,7 +5,7 @@ The specification of `kernels.triton.decode_step`, `decode_adapter`, `decode_cho
 engine without kernels (`repro.rollout.backend`) computes with these very functions.
 
 The cache is an array of blocks of `block_size` positions; row b's position t lies in block
-`block_table[b, t // block_size]` at offset `t % block_size`. Scores, softmax and the weighted sum
+`table[b, t // block_size]` at offset `t % block_size`. Scores, softmax and the weighted sum
 are float32. Query head h reads key head h // (Hq / Hkv).
 
 A draw's distribution is p = softmax(logits / temperature), and the token is the first one, in

@@ -66,7 +66,7 @@ def rotary_write(
     """Rotate queries and keys and write keys and values into the cache, in place.
 
     As `kernels.reference_step.rotary_write`. Rows of `qkv` may be strided, caches are contiguous,
-    positions lie below P, and any negative slot writes nothing. Other widths raise.
+    positions lie within `rotation`, and any negative slot writes nothing. Other widths raise.
     """
     (key_heads, D), query_heads = cache.keys.shape[2:], heads.query
     width = (query_heads + 2 * key_heads) * D

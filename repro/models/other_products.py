@@ -72,8 +72,10 @@ def take_products(model: nn.Module, linears: Linears, dtype: torch.dtype) -> Non
     dtype
         Of the activations.
     """
+    if linears == "kernels":
+        return
     layers = [one for one in causal_lm(model).modules() if isinstance(one, QuantizedLinear)]
-    for layer in layers if linears != "kernels" else ():
+    for layer in layers:
         codes = layer.codes()
         if linears == "dequantised":
             layer.product = dequantised_every_pass(codes)

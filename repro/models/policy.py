@@ -262,7 +262,7 @@ def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
 def resolve_dtype(compute_dtype: str | torch.dtype) -> torch.dtype:
     """Return the torch dtype of a compute dtype's name."""
     name = str(compute_dtype).removeprefix("torch.")
-    require(name in COMPUTE_DTYPES, unknown("compute_dtype", list(COMPUTE_DTYPES), name))
+    require(name in COMPUTE_DTYPES, unknown("compute_dtype", COMPUTE_DTYPES, name))
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 

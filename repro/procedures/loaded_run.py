@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -21,7 +21,7 @@ from repro.measure.device_state import peak_bytes
 from repro.models.checkpoint import checkpoint_inputs, resolve
 from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
-from repro.rl.collect import order_of_epoch
+from repro.rl.collect import Rollout, order_of_epoch
 from repro.rl.rollout_receipts import Tally, Values
 from repro.rl.trainer import Hooks
 from repro.rollout.engine import Engine
@@ -176,6 +176,10 @@ class LoadedRun:
             steps = float(self.run.scale.steps)
             progress("training", {"step": float(step), "steps": steps} | numbers)
 
+        def on_rollout(step: int, rollout: Rollout) -> None:
+            if logger is not None:
+                logger.rollout(step, rollout, tokenizer)
+
         def noted(step: int, values: Values) -> None:
             if logger is not None:
                 logger.evaluation(step, values)
@@ -195,16 +199,14 @@ class LoadedRun:
             noted(step, {f"test_{name}": value for name, value in found.items()})
             return found
 
-        hooks = Hooks(
+        return Hooks(
             test=on_test,
             evaluate=on_development if self.problems.development else None,
             on_step=on_step,
+            on_rollout=on_rollout,
             should_stop=should_stop,
             tally=self.tally,
         )
-        if logger is None:
-            return hooks
-        return replace(hooks, on_rollout=partial(logger.rollout, tokenizer=tokenizer))
 
     def outcome(self, series: Mapping[str, Sequence[float | None]]) -> Measured:
         """Evaluate the policy as it is now; return all measurements, with `series` of its steps."""

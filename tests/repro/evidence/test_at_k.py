@@ -45,8 +45,8 @@ def _majority_by_enumeration(answers, right, k):
 )
 def test_majority_at_k_is_the_share_of_subsets_won_with_ties_shared(answers, right):
     votes = Counter(answers.replace("-", ""))
-    for_right, for_wrong = ([n for a, n in votes.items() if (a in right) is is_right]
-                            for is_right in (True, False))  # fmt: skip
+    for_right = [n for answer, n in votes.items() if answer in right]
+    for_wrong = [n for answer, n in votes.items() if answer not in right]
     for k in range(1, len(answers) + 1):
         expected = _majority_by_enumeration(list(answers), set(right), k)
         estimate = majority_at_k(for_right, for_wrong, len(answers), k)
