@@ -151,17 +151,19 @@ class Plans:
         carried = self.carried(records)
         late = [digest[:12] for digest in carried if not self._is_stated(claim, digest)]
         plans = ", ".join(late)
-        return f"Post hoc: the plan of these runs ({plans}) has other rules" if late else ""
+        said = f"Post hoc: the plan of these runs ({plans}) has other rules or seeds"
+        return said if late else ""
 
     def _seeds(self, digest: str) -> tuple[int, ...]:
         return tuple(self.by_digest[digest]["scale"]["seeds"])
 
     def _is_stated(self, claim: Claim, digest: str) -> bool:
-        """Whether a plan states a claim as it is judged today, in no smaller a family."""
+        """Whether a plan states a claim and seeds as of today, and a family that is no smaller."""
         plan = self.by_digest[digest]
         today = [planned(item) for item in self.selection.target.claims]
         return (
             planned(claim) in plan["claims"]
+            and self._seeds(digest) == self._seeds(self.present)
             and _family(plan["claims"], claim) <= _family(today, claim)
             and "rules" in plan
             and plan["rules"].items() <= rules().items()

@@ -112,7 +112,7 @@ def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(tmp_path):
     assert not checked.evidence.refused
     for verdict in checked.verdicts:
         digest = earlier_plan.digest[:12]
-        late = f"Post hoc: the plan of these runs ({digest}) has other rules"
+        late = f"Post hoc: the plan of these runs ({digest}) has other rules or seeds"
         assert verdict.marks == {"post hoc": late}
         assert verdict.sentence.endswith(late)
 
@@ -133,6 +133,7 @@ def test_a_claim_is_post_hoc_where_its_plan_has_another_claim_family_or_rule():
         ({"claims": [*stated, more | {"draws": 1}]}, False),
         ({"claims": [stated[0] | {"metric": "heldout_area"}, *stated[1:]]}, True),
         ({"claims": []}, True),
+        ({"scale": {"seeds": [0, 1, 2, 3]}}, True),
         ({"rules": rules() | {"metric collapsed": "0"}}, True),
         ({"rules": rules() | {"a case that is gone": "1"}}, True),
     ):

@@ -116,8 +116,8 @@ def body(runs, records, context):
         if fault == "idle":
             step._evaluated = idle_rows
         if fault == "reward":
-            scoring._paid = lambda kind, one, *more: scoring.pay(
-                lambda completions: [float("nan")], [one.gold], {}, "planted"
+            scoring._paid = lambda kind, request, *more: scoring.pay(
+                lambda completions: [float("nan")], [request.text], {}, "planted"
             )[0]
         if fault == "disk":
             checkpoint.write_snapshot = full
