@@ -26,7 +26,7 @@ BUDGET = {
     "hand-written words of docs": 14_000,
     "generated words of docs": 5_300,
     "pictures in docs": 15,
-    "bytes of expected/": 1_225_000,
+    "bytes of expected/": 1_240_000,
     "bytes of CHANGELOG": 16_500,
 }
 BOUNDS = dict(zip(BUDGET, (54_000, 28_000, 14_000, 6_000, 30, 1_500_000, 16_500), strict=True))
