@@ -25,7 +25,7 @@ BUDGET = {
     "lines of tests": 28_000,
     "hand-written words of docs": 14_000,
     "generated words of docs": 5_300,
-    "pictures in docs": 15,
+    "pictures in docs": 16,
     "bytes of expected/": 1_240_000,
     "bytes of CHANGELOG": 16_500,
 }
