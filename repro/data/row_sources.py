@@ -116,7 +116,7 @@ def stored_or_fetched(
     except HubError as error:
         raise DataError(
             f"{what} is not in the local hub cache, and {error}; or give a file or folder of your "
-            "own as the data source `folder:PATH`"
+            "own: `--data PATH`, in `run` `--set data.source=folder:PATH`"
         ) from error
 
 

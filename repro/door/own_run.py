@@ -14,9 +14,10 @@ from pathlib import Path
 
 from repro.data.load import is_own, source_named
 from repro.data.own import parse_columns
-from repro.data.prompts import template_source
+from repro.data.prompts import template_named, template_source
 from repro.evaluation.flags import require_hub_name
 from repro.models.memory_plan import training_memory
+from repro.reward.answers import READINGS
 from repro.reward.custom import reward_named
 from repro.run.disk import size
 from repro.run.preflight import memory_of, require_fit, smallest_device
@@ -42,9 +43,14 @@ _LENGTHS = ("rollout.max_new_tokens", "evaluation.sampling.max_new_tokens")
 def selection_of(args: argparse.Namespace) -> Selection:
     """Return the selection of a `train` line's one run; `ValueError` names all that does not fit.
 
-    Nothing is downloaded.
+    Nothing is downloaded. A card that cannot train is no reason to take the CPU unasked.
     """
-    tier = Tier.SMOKE if Tier.PAPER.missing() else Tier.PAPER
+    lacking = Tier.PAPER.missing()
+    require(
+        lacking is None or smallest_device() is None,
+        f"{lacking}; CUDA_VISIBLE_DEVICES= before the command trains on the CPU",
+    )
+    tier = Tier.SMOKE if lacking else Tier.PAPER
     arm, scale = _parts(args, on_gpu=tier is Tier.PAPER)
     model, data = Path(args.model).name, Path(args.data).name
     title = f"your run: {model} on {data}"
@@ -77,7 +83,6 @@ def _parts(args: argparse.Namespace, *, on_gpu: bool) -> tuple[Arm, TrainScale]:
         lambda: args.template and template_source(args.template),
         partial(parse_columns, columns),
         partial(require_hub_name, args.model, args.revision),
-        lambda: require(args.seed >= 0, f"seed is {args.seed}; it must be 0 or more"),
         lambda: require(steps is None or steps >= 1, f"steps is {steps}; needs 1 or more"),
         lambda: require(
             until is None or 0 < until <= 100,
@@ -133,8 +138,8 @@ def _require_memory(run: RunConfig, ranks: int) -> None:
         if (memory := training_memory(arm, scale, ranks))
         and (device is None or memory.least <= device.memory_bytes)
     ]
-    proposed = f"what fits: {'; or '.join(fitting)}" if fitting else "no smaller setting fits"
-    raise ValueError(f"{refused}; {proposed}")
+    what = "; or ".join(fitting) or "neither 4 bits nor fewer tokens"
+    raise ValueError(f"{refused}; what fits: {what}")
 
 
 def _smaller(run: RunConfig) -> Iterator[tuple[str, Arm, TrainScale]]:
@@ -155,13 +160,14 @@ def request_text(selection: Selection, folder: Path, ranks: int) -> str:
     (run,) = selection.plan()
     arm, scale = run.arm, run.scale
     device = smallest_device()
-    where = "a CPU; memory is not planned"
+    where = "a CPU, as no GPU was found; memory is not planned"
     if run.tier != Tier.SMOKE.value and device is not None:
         peak = memory_of(arm, scale, ranks)[0]
         known = "not known before the model's config is here" if peak is None else size(peak)
         where = f"{ranks} x {device.name}; {known} of {size(device.memory_bytes)} each"
     own = arm.reward_function
     reward = f"{own.module}:{own.function}" if own else "1 for a right answer that ended, else 0"
+    reads = READINGS[template_named(scale.prompt_template).reads].example
     rate = scale.optimizer.learning_rates.of(arm)
     tested = scale.data.test_problems or "all"
     until = scale.evaluation.until
@@ -172,7 +178,8 @@ def request_text(selection: Selection, folder: Path, ranks: int) -> str:
             f"  steps     {scale.steps} of {scale.prompts_per_rollout} prompts x "
             f"{scale.group_size} completions of at most {scale.rollout.max_new_tokens} tokens",
             f"  rate      {rate:g} at its peak, {scale.optimizer.schedule}; seed {run.seed}",
-            f"  reward    {reward}; prompt template {scale.prompt_template.splitlines()[0]}",
+            f"  reward    {reward}",
+            f"  prompt    template {scale.prompt_template.splitlines()[0]}; answers as {reads}",
             f"  tests     {tested} held-out problems at most, greedily, before and after"
             + (f"; training ends at {until:g} %" if until else ""),
             f"  device    {where}",

@@ -271,10 +271,7 @@ def standing_of(planned: Iterable[RunConfig], runs: Path) -> Standing:
 
 
 def compared(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's settings by dotted name, but for the seeds planned beside its own.
-
-    A later plan may name more seeds, which decides nothing of a run.
-    """
+    """Return settings by dotted name, but for the seeds planned, of which a later plan has more."""
     return {key: value for key, value in _flatten(config).items() if key != "scale.seeds"}
 
 

@@ -50,7 +50,7 @@ def as_recorded(entries: Sequence[Entry]) -> Selection:
     """
     name, tier = entries[0].target, parse_tier(entries[0].tier)
     bases = [item for item in TARGETS if name.startswith(f"{item.name}_") and tier in item.scales]
-    require(bool(bases), f"no target at the {tier.value} tier has a name that it begins with")
+    require(bool(bases), "no target has such runs; those of `train` state no claims")
     base = max(bases, key=lambda item: len(item.name))
     scale: dict[str, Any] = {}
     arm: dict[str, Any] = {}

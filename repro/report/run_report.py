@@ -81,7 +81,7 @@ def chosen_selections(args: argparse.Namespace, runs: Path) -> list[Selection]:
     require(not changing, f"{changing}: name the targets that change")
     chosen = recorded_selections(args.tier, runs)
     what = f"records of the {args.tier} tier" if args.tier else "records"
-    require(bool(chosen), f"{runs} has no {what}; start with: python -m repro run table1")
+    require(bool(chosen), f"{runs} has no target's {what}; start with: python -m repro run table1")
     return chosen
 
 

@@ -128,7 +128,7 @@ def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(tmp_path, ca
         ("--columns answer=gold", "leave it out"),
         ("--until 120", "until is 120"),
         ("--until 0", "until is 0"),
-        ("--seed -1", "seed is -1"),
+        ("--seed -1", "-1"),
         ("--revision v1", "--revision v1"),
         ("--aqn --steps 1 --set steps=1", "no noise"),
         ("--data {folder}/unanswered.jsonl", "`answer` is missing"),
@@ -152,30 +152,30 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(line, words, tmp_path, capsy
 
 
 def test_algorithms_and_noise_are_values_of_the_arm():
-    (dapo,), (gspo,) = (
-        selected("--algorithm", name, "--aqn", "--format", "bf16").plan()
-        for name in ("dapo", "gspo")
-    )
-    assert (dapo.arm.loss, gspo.arm.loss) == (DAPO, GSPO)
-    assert dapo.arm.noise is not None
-    assert dapo.arm.weight_format == "bf16"
+    line = ("--aqn", "--format", "bf16", "--algorithm")
+    dapo, gspo = (selected(*line, name).source.arms[0] for name in ("dapo", "gspo"))
+    assert (dapo.loss, gspo.loss, dapo.weight_format) == (DAPO, GSPO, "bf16")
+    assert dapo.noise is not None
 
 
 def test_each_setting_has_a_record_of_its_own():
-    lines = [(), ("--aqn",), ("--seed", "1"), ("--until", "50")]
-    assert len({selected(*line).target.name for line in lines}) == len(lines)
-
-
-def test_a_revision_is_that_of_the_run_and_of_its_record():
-    line = ("--model", "owner/model", "--data", "gsm8k")
-    runs = [selected(*words, line=line) for words in ((), ("--revision", "v1"))]
-    assert [run.source.scales[run.tier].revision for run in runs] == ["main", "v1"]
-    assert runs[0].target.name != runs[1].target.name
+    lines = [(), ("--aqn",), ("--seed", "1"), ("--until", "50"), ("--revision", "v1")]
+    own = [selected(*words, line=("--model", "owner/model", "--data", "gsm8k")) for words in lines]
+    assert len({run.target.name for run in own}) == len(lines)
+    assert [run.source.scales[run.tier].revision for run in own][-2:] == ["main", "v1"]
 
 
 def test_a_reward_of_the_script_itself_is_refused():
     with pytest.raises(ValueError, match="module's file"):
         repro.train("tiny", "generated", reward=lambda completions: [1.0])
+
+
+def test_a_card_that_cannot_train_is_refused_rather_than_left_idle(monkeypatch):
+    card = CudaDevice(name="T4", capability=(7, 5), memory_bytes=16 * 10**9)
+    for module in ("repro.spec.tier", "repro.run.preflight"):
+        monkeypatch.setattr(f"{module}.cuda_devices", lambda: (card,))
+    with pytest.raises(ValueError, match=r"T4 with 7\.5; CUDA_VISIBLE_DEVICES="):
+        selected()
 
 
 def test_a_model_that_fits_no_card_is_refused_with_what_would_fit(monkeypatch):
