@@ -213,7 +213,7 @@ class _File:
         kind = self.kind
         for key in self.reader.fields:
             fits = not key.startswith(f"{kind}.") or key.removeprefix(f"{kind}.") in _KEYS
-            self.require(fits, f"gives {key}, which is not read here")
+            self.require(fits, f"gives {key!r}, which is not read here")
         rows, given = len(self.tokens), self.value(f"{kind}.vocab_size", int, len(self.tokens))
         self.require(given == rows, f"gives {kind}.vocab_size as {given}; it has {rows} tokens")
         hidden = self.value(f"{kind}.embedding_length", int)
@@ -245,13 +245,11 @@ class _File:
         causal = self.value(f"{self.kind}.attention.causal", bool, True)
         self.require(causal, f"gives {self.kind}.attention.causal as False; needed is True")
         turned = sorted(name for name in self.tensors if name.startswith("rope_"))
-        self.require(
-            not turned, f"scales its rotary angles by {''.join(turned[:1])}, not read here"
-        )
+        self.require(not turned, f"scales its rotary angles by {turned[:1]}, not read here")
         kind = self.value(f"{prefix}.scaling.type", str, "linear")
         self.require(
             kind in ("none", "linear"),
-            f"gives {prefix}.scaling.type as {kind}; angles are read as none or linear",
+            f"gives {prefix}.scaling.type as {kind!r}; angles are read as none or linear",
         )
         factor = self.value(
             f"{prefix}.scaling.factor", float, self.value(f"{prefix}.scale_linear", float, 1.0)

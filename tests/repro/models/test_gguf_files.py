@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -253,7 +253,7 @@ DOWN = "blk.0.ffn_down.weight"
         ({}, {"tokenizer.ggml.token_type": KINDS[:-1]}, "tokens"),
         ({}, {"tokenizer.ggml.eos_token_id": None}, "eos_token_id"),
         ({}, {"split.count": 3}, "3"),
-        ({}, {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "as yarn"),
+        ({}, {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "as 'yarn'"),
         ({}, {"llama.rope.scaling.factor": -2.0}, "scaling.factor as -2.0"),
         ({}, {"llama.rope.scaling.factor": float("nan")}, "scaling.factor as nan"),
         ({}, {"llama.rope.scaling.attn_factor": 1.2}, "attn_factor"),
@@ -364,10 +364,10 @@ def test_any_header_is_read_or_refused_in_one_sentence(llama):
     whole = path.read_bytes()
     _, tensors = tensors_of("llama", tied=True, types=(Type.F16,))
     described = len(whole) - sum(codes.nbytes for codes, _ in tensors.values())
-    counts = [2**62, 2**63, 2**64 - 1, 2**32, 2**31, 0]
-    words = st.sampled_from([struct.pack("<Q", count) for count in counts])
+    words = st.sampled_from([struct.pack("<Q", n) for n in (2**62, 2**63, 2**64 - 1, 2**31, 0)])
 
     @settings(max_examples=60, deadline=None)
+    @example(place=whole.index(b"context_length"), changed=b"\n")
     @given(place=st.integers(0, described), changed=st.binary(min_size=1, max_size=8) | words)
     def check(place, changed):
         path.write_bytes(whole[:place] + changed + whole[place + len(changed) :])
