@@ -270,15 +270,15 @@ def standing_of(planned: Iterable[RunConfig], runs: Path) -> Standing:
     return standing
 
 
-def compared(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted name, but for the seeds planned, of which a later plan has more."""
+def run_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted name, without the planned seeds: a later plan may name more."""
     return {key: value for key, value in _flatten(config).items() if key != "scale.seeds"}
 
 
 def config_difference(record: Record, run: RunConfig) -> str | None:
     """Return a sentence saying how the record's configuration differs from `run`'s, or None."""
-    needed = compared(_plain(run.resolved()))
-    recorded = compared(record.config)
+    needed = run_settings(_plain(run.resolved()))
+    recorded = run_settings(record.config)
     changes = [
         f"{key} is {recorded.get(key, 'absent')}, needed {needed.get(key, 'absent')}"
         for key in sorted(needed.keys() | recorded.keys())

@@ -33,7 +33,7 @@ from statistics import fmean
 from typing import Literal, get_args
 
 from repro.evidence.origins import devices_of, mixed_sources
-from repro.evidence.record import Record, compared
+from repro.evidence.record import Record, run_settings
 from repro.evidence.verdicts.sizes import Pair
 from repro.evidence.verdicts.statistics import MINIMUM_REPEATS, difference, holm
 from repro.judge.gathering import Evidence, values_of
@@ -251,7 +251,7 @@ def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterato
         )
     for arm in sorted(old.records.keys() & new.records.keys()):
         of_arm = [record for side in (old, new) for record in side.records[arm].values()]
-        digests = {digest_of(compared(record.config) | {"seed": None}) for record in of_arm}
+        digests = {digest_of(run_settings(record.config) | {"seed": None}) for record in of_arm}
         if len(digests) > 1:
             yield (
                 f"{target.name} at the {tier.value} tier: the records of {arm} are of "
