@@ -216,8 +216,9 @@ def _joined(world: int) -> Ranks:
                 store.wait(places, longer)
             missing = ", ".join(place for place in places if not store.check([place]))
         if not missing:
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=world,
-                                    timeout=longer)  # fmt: skip
+            dist.init_process_group(
+                "gloo", store=store, rank=rank, world_size=world, timeout=longer
+            )
     except RuntimeError as error:
         missing = f"the others: {str(error).splitlines()[0]}"
     if missing:

@@ -33,16 +33,13 @@ def read_splits(
 ) -> dict[str, list[Problem]]:
     """Return a user's problems by split, in their order: `train` and `test`, or `all` undivided.
 
-    Raises `DataError`, naming file and line, if something is missing or broken, or if a test
-    question is also trained on. `columns` are the names that question, answer, id, ... have in the
-    rows; others are found by their usual names (`repro.data.problem`).
+    `named` is a file (.jsonl, .json, .csv, .tsv, .parquet), a folder of such files (`train`,
+    `test`) or one that `datasets` saved, or a set on the hub, `owner/name:CONFIG@REVISION`, where
+    configuration and revision may be left out. `columns` are the names that question, answer, id,
+    ... have in the rows; others are found by their usual names (`repro.data.problem`).
 
-    Parameters
-    ----------
-    named
-        A file (.jsonl, .json, .csv, .tsv, .parquet), a folder of such files (`train`, `test`) or
-        one that `datasets` saved, or a set on the hub, `owner/name:CONFIG@REVISION`, where
-        configuration and revision may be left out.
+    Raises `DataError`, naming file and line, if something is missing or broken, or if a test
+    question is also trained on.
     """
     path = Path(named).expanduser()
     if path.exists() or not is_hub_name(str(named)):

@@ -76,9 +76,12 @@ def tables_of_hub(name: str) -> dict[str, list[Row]]:
     from huggingface_hub import snapshot_download
 
     taken = partial(
-        stored_or_fetched, f"data set {name}", snapshot_download, repository,
+        stored_or_fetched,
+        f"data set {name}",
+        snapshot_download,
+        repository,
         revision=revision or "main",
-    )  # fmt: skip
+    )
     card = taken(allow_patterns=["README.md"]) / "README.md"
     listed = _listed_files(card, name, config) if card.is_file() else {}
     patterns = [pattern for own in listed.values() for pattern in own]
@@ -105,9 +108,14 @@ def stored_or_fetched(
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     stored = partial(
-        download, repository, repo_type="dataset", cache_dir=hub_cache(),
-        etag_timeout=ANSWER_SECONDS, endpoint=endpoint(), **wanted,
-    )  # fmt: skip
+        download,
+        repository,
+        repo_type="dataset",
+        cache_dir=hub_cache(),
+        etag_timeout=ANSWER_SECONDS,
+        endpoint=endpoint(),
+        **wanted,
+    )
     with suppress(LocalEntryNotFoundError):
         return Path(stored(local_files_only=True))
     home = hub_cache() / f"datasets--{repository.replace('/', '--')}"

@@ -64,9 +64,14 @@ def main_dose(args: argparse.Namespace) -> int:
     context = RunContext(folder=Path(), threads=len(os.sched_getaffinity(0)))
     for arm in track(arms, "doses", transient=True):
         run = RunConfig(
-            target="dose", target_version=1, tier=tier.value, procedure="dose", arm=arm,
-            scale=scale, seed=0,
-        )  # fmt: skip
+            target="dose",
+            target_version=1,
+            tier=tier.value,
+            procedure="dose",
+            arm=arm,
+            scale=scale,
+            seed=0,
+        )
         measured = procedure_named("dose")(run, context)
         values = [measured.metrics[name].value for name in _SHOWN]
         table.add_row(arm.label, *("-" if v is None else f"{v:.3g}" for v in values))

@@ -72,12 +72,8 @@ def seeds_of(
 class Evaluator:
     """Samples and grades answers, by ranks that share the questions.
 
-    Attributes
-    ----------
-    rows_at_once
-        Completions that the sampler is asked for at once.
-    on_part
-        Told the share of the questions that is answered whenever some are; may raise to stop.
+    The sampler is asked for `rows_at_once` completions. `on_part` is told the share of the
+    questions that is answered whenever some are; it may raise to stop.
     """
 
     def __init__(

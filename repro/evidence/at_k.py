@@ -25,16 +25,9 @@ VOTING_SAMPLES = 64
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the unbiased estimate of pass@k for one problem.
+    """Return the unbiased estimate of pass@k for one problem, c of whose n samples are right.
 
     Raises `ValueError` unless 0 <= c <= n and 1 <= k <= n.
-
-    Parameters
-    ----------
-    n, c
-        Samples, and how many of them are right.
-    k
-        Samples that one attempt may use.
     """
     if not 0 <= c <= n:
         raise ValueError(f"c is {c} of n = {n} samples; it must lie in [0, n]")

@@ -158,14 +158,9 @@ def _answered(tallies: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str,
 
 
 def derived_metrics(series: Series, token_budget: int) -> dict[str, Estimate]:
-    """Return `heldout_area` and `heldout_last`; empty without a budget or evaluations.
+    """Return `heldout_area` and `heldout_last`; empty without a budget (0) or evaluations.
 
-    Parameters
-    ----------
-    series
-        `evaluation_tokens` (from 0) and `evaluation_accuracy` (percent).
-    token_budget
-        0 for no area.
+    Read are the series `evaluation_tokens` (from 0) and `evaluation_accuracy` (percent).
     """
     if not token_budget or not series.get("evaluation_accuracy"):
         return {}
@@ -188,16 +183,10 @@ def along(series: Series, steps: int, end: Mapping[str, Estimate]) -> dict[str, 
 
     The first is the mean over the tests of the last third, the end among them; the second the mean
     height of the curve from the first test to the end, straight between tests. Both in percent;
-    empty without tests along the run.
+    empty without tests along the run. `steps` are those of the whole run, `end` the metrics
+    `accuracy` and `accuracy_greedy` of the final policy.
 
     Raises `ValueError` if the tests are not as many as their steps, or the steps do not rise.
-
-    Parameters
-    ----------
-    steps
-        Of the whole run.
-    end
-        Metrics of the final policy: `accuracy` and `accuracy_greedy`.
     """
     metrics: dict[str, Estimate] = {}
     for ending in ("", "_greedy"):
@@ -232,11 +221,6 @@ def mean_height(places: Sequence[float], heights: Sequence[float], end: float) -
     """Return the mean height of a polyline over [0, end]; it is constant after its last place.
 
     Raises `ValueError` if the places do not start at 0 or do not rise.
-
-    Parameters
-    ----------
-    places
-        Rising, from 0.
     """
     if not places or places[0] != 0 or any(b <= a for a, b in itertools.pairwise(places)):
         raise ValueError(f"the curve's places must rise from 0; found {places}")
@@ -255,14 +239,8 @@ def training_metrics(
 ) -> dict[str, Estimate]:
     """Return the metrics of a training run that summarise a series or an effect in one number.
 
-    Raises `ValueError` when the tokens sampled do not rise.
-
-    Parameters
-    ----------
-    series
-        `reward` and `entropy` (nats), one value per step.
-    facts
-        `seconds`, of rollouts and of updates.
+    The series are `reward` and `entropy` (nats), a value per step; the fact is `seconds`, of
+    rollouts and of updates. Raises `ValueError` when the tokens sampled do not rise.
     """
     seconds = facts.get("seconds", {})
     timed = [seconds.get(name) for name in ("rollout_seconds", "update_seconds")]
@@ -289,17 +267,10 @@ def training_metrics(
 
 
 def curve_metrics(series: Series, threshold: float) -> dict[str, Estimate]:
-    """Return when the training curve reached the threshold, and whether the run collapsed.
+    """Return when the curve reached a threshold in percent, and whether the run collapsed.
 
-    Raises `ValueError` when the tokens sampled do not rise.
-
-    Parameters
-    ----------
-    series
-        `accuracy_sampled` (share) and `tokens_sampled` (so far), one value per step; steps of one
-        rollout repeat them.
-    threshold
-        Percent.
+    The series are `accuracy_sampled` (share) and `tokens_sampled` (so far), a value per step; steps
+    of one rollout repeat them. Raises `ValueError` when the tokens sampled do not rise.
     """
     steps, heights = _training_curve(series)
     smooth = _moving_means(heights, MOVING_ROLLOUTS)
@@ -397,16 +368,12 @@ def _collapsed(series: Series, heights: Sequence[float]) -> Estimate:
 def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estimate]:
     """Return mean@n, and pass@k and maj@k of each k, by both readings, of n samples per problem.
 
+    The tally of sampled answers has `right` and `right_lenient`, the numbers of problems with 0, 1,
+    ... n correct samples, and `votes` and `votes_lenient` (see `repro.evaluation.grades`). There is
+    no maj@k of n above `VOTING_SAMPLES`.
+
     Raises `KeyError` or `ValueError` if votes are missing or exceed the number of samples, or if k
     is not in [1, n].
-
-    Parameters
-    ----------
-    tally
-        For sampled answers: `right` and `right_lenient`, the numbers of problems with 0, 1, ... n
-        correct samples; `votes` and `votes_lenient`, see `repro.evaluation.grades`.
-    ks
-        Samples per attempt, each in [1, n]; there is no maj@k of n above `VOTING_SAMPLES`.
     """
     metrics: dict[str, Estimate] = {}
     if not ks or not sum(tally["right"]):
@@ -481,10 +448,7 @@ def _over(series: Series, name: str, unit: str, end: str = "first") -> Estimate:
 def share_of(tally: tuple[int, ...]) -> Estimate:
     """Return a mean percentage over problems with its 95 % t interval.
 
-    Parameters
-    ----------
-    tally
-        Number of problems for which 0, 1, ... samples have the property.
+    The tally has the number of problems for which 0, 1, ... samples have the property.
     """
     samples = len(tally) - 1
     return mean_of_problems(

@@ -104,12 +104,8 @@ def named_commits(records: Sequence[Record], digits: int) -> list[str]:
 def mixed_sources(records: Sequence[Record], *, several: bool) -> str | None:
     """Return why records must not be combined, or None.
 
-    Parameters
-    ----------
-    records
-        Every record of a target: its own, failed ones, and those of arms that it shares.
-    several
-        Whether seeds may be of different states of the source at all.
+    Needed is every record of a target: its own, failed ones, and those of arms that it shares.
+    `several` says whether seeds may be of different states of the source at all.
     """
     commits = sorted({record.commit for record in records})
     if len(commits) < 2:

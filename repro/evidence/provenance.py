@@ -71,10 +71,7 @@ def source_at_start() -> dict[str, Any]:
 def source_states(earlier: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """Return the states that a run's source was in, each as `source_at_start`, first seen first.
 
-    Parameters
-    ----------
-    earlier
-        Those that its checkpoint carries. This process's first and the present one are added.
+    To the `earlier` ones of its checkpoint this process's first and the present one are added.
     """
     start, now = source_at_start(), source_digest.__wrapped__()
     states = _distinct([*earlier, start])

@@ -156,12 +156,9 @@ class Record:
     def write(self, runs: Path) -> Path:
         """Write the record to its path under `runs`, without derived metrics; return the file.
 
-        Raises
-        ------
-        FileExistsError
-            If the run already has a record of success: records are never overwritten.
-        ValueError
-            If observations contradict each other, or the record could not be read again.
+        Raises `FileExistsError` if the run already has a record of success, as records are never
+        overwritten; `ValueError` if observations contradict each other, or it could not be read
+        again.
         """
         folder = runs / self.tier / self.target / self.arm
         follow = self.derived() if self.ok else {}

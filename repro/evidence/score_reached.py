@@ -20,14 +20,9 @@ from repro.evidence.store import read_stored
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """The first test at or above a percentage.
+    """The first test at or above a percentage; `percent` is what it gave of right greedy answers.
 
-    Attributes
-    ----------
-    seconds
-        From a cold start where the run ended there (`cold`), else of training alone.
-    percent
-        Of right greedy answers, as that test gave it.
+    `seconds` are from a cold start where the run ended there (`cold`), else of training alone.
     """
 
     seconds: float

@@ -126,15 +126,7 @@ class RunsFolder:
 
 @dataclass(frozen=True, slots=True)
 class Blessed:
-    """The blessed records of one tier on one kind of device.
-
-    Attributes
-    ----------
-    tier
-        The tier of all records.
-    device
-        None for a tier that is blessed without a device.
-    """
+    """The blessed records of one tier on one kind of device, None where a tier has no device."""
 
     expected: Path
     tier: str
@@ -161,13 +153,7 @@ class Blessed:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Several sources as one.
-
-    Attributes
-    ----------
-    sources
-        If several have a run, the first one's entry is taken.
-    """
+    """Several sources as one; where several have a run, the first one's entry is taken."""
 
     sources: Sequence[Source]
 
@@ -246,14 +232,8 @@ def entries_of(records: Iterable[Record], path: Path) -> list[Entry]:
 def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) -> list[Path]:
     """Write records as a CSV file and a file of complete records; return both paths.
 
-    Each file is replaced atomically.
-
-    Parameters
-    ----------
-    path
-        The CSV file.
-    metrics
-        Names of the target's metrics; each is a column if any of the records has it.
+    Each of the target's `metrics` is a column if any record has it. Each file is replaced
+    atomically.
     """
     ordered = sorted(records, key=lambda record: (record.arm, record.seed, record.started))
     columns = [name for name in metrics if any(_cell(record, name) for record in ordered)]

@@ -136,13 +136,7 @@ class MetricRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The rows of one target at one tier.
-
-    Attributes
-    ----------
-    problems
-        Why it could not be judged, or not wholly; one sentence each.
-    """
+    """The rows of one target at one tier; problems say why it was not, or not wholly, judged."""
 
     old: Side
     new: Side

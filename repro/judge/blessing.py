@@ -132,16 +132,10 @@ def bless(
     """Write records to their place in the store, with rounded series; return the paths.
 
     Records of shared arms are compared with, and kept by the target that ran them. The analysis
-    plans that the records carry are kept, too.
+    plans that the records carry, beside them in `runs`, are kept, too. `unfinished` says whether
+    planned seeds or arms may still be missing.
 
     Raises `BlessError` if the records do not qualify.
-
-    Parameters
-    ----------
-    runs
-        The folder of the records, with the plans beside them.
-    unfinished
-        Whether planned seeds or arms may still be missing.
     """
     target, tier = selection.source, selection.tier
     # Where learning is planned, a run that fails is a result like any other, and is kept as one.
@@ -218,11 +212,7 @@ def compact(record: Record, exact: Sequence[str]) -> Record:
     """Return a record as it is stored: its series rounded, and those of training runs fewer.
 
     A record is checked whole, and its metrics formed, before it is blessed: the metrics are kept.
-
-    Parameters
-    ----------
-    exact
-        Series that verdicts read, timed repeats among them; they are not changed.
+    `exact` are the series that verdicts read, timed repeats among them; they are not changed.
     """
     fewer = _DIAGNOSTICS.difference(exact) if record.procedure == "train" else ()
     series = {

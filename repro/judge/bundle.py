@@ -101,10 +101,8 @@ def pack(selection: Selection, source: RunsFolder | Blessed, out: Path) -> str:
 class Judged:
     """A bundle with its verdicts or, in a sentence, why it has none.
 
-    Attributes
-    ----------
-    elsewhere
-        A sentence on its runs that are blessed or are in another bundle, too; else empty.
+    `elsewhere` is a sentence on its runs that are blessed or are in another bundle, too; else
+    empty.
     """
 
     path: Path

@@ -62,12 +62,8 @@ _LOGPROBS_SHAPE = (8192, 3584, 152064)
 class Timed:
     """Times calls, and keeps their metrics and what was timed in all, for the receipt.
 
-    Attributes
-    ----------
-    rate
-        The device's copy rate, bytes per second.
-    difference
-        The largest relative difference from plain PyTorch, in the Frobenius norm.
+    `rate` is the device's copy rate, bytes per second; `difference` the largest relative difference
+    from plain PyTorch, in the Frobenius norm.
     """
 
     replays: int

@@ -124,10 +124,13 @@ def first_wave(point: StepPoint, planned: StepShape) -> tuple[StepPoint, StepSha
     if not point.one_wave:
         return point, planned
     prompts = max(
-        (n for n in range(1, point.prompts + 1)
-         if point.prompts % n == 0 and n * point.group <= planned.slots),
+        (
+            n
+            for n in range(1, point.prompts + 1)
+            if point.prompts % n == 0 and n * point.group <= planned.slots
+        ),
         default=1,
-    )  # fmt: skip
+    )
     slots = min(planned.slots, prompts * point.group)
     return (
         dataclasses.replace(point, prompts=prompts),
@@ -245,11 +248,17 @@ def _measure(
     ranks = bench.ranks if several else ALONE
     with closing(made), GraderPool(among=ranks if several else None) as pool:
         t = training_of(
-            policy, sampler, pool, arm,
-            dataclasses.replace(part, prompts=part.prompts * point.ranks), scale,
-            seed=bench.seed, micro_tokens=planned.micro_tokens, kept_blocks=planned.kept_blocks,
+            policy,
+            sampler,
+            pool,
+            arm,
+            dataclasses.replace(part, prompts=part.prompts * point.ranks),
+            scale,
+            seed=bench.seed,
+            micro_tokens=planned.micro_tokens,
+            kept_blocks=planned.kept_blocks,
             ranks=ranks,
-        )  # fmt: skip
+        )
         before = parameter_image(policy)
         state = fresh_state(t.learner.run)
         for _ in range(scale.warm_up):

@@ -45,8 +45,14 @@ def measure_steps(run: RunConfig, context: RunContext) -> Measured:
     # Before any point: what it allocates is in no point's peak.
     rate = None if all(point.memory_only for point in scale.points) else matmul_rate()
     release()
-    bench = Bench(scale=scale, seed=run.seed, progress=context.progress, product_rate=rate,
-                  should_stop=lambda: ranks.any(context.should_stop()), ranks=ranks)  # fmt: skip
+    bench = Bench(
+        scale=scale,
+        seed=run.seed,
+        progress=context.progress,
+        product_rate=rate,
+        should_stop=lambda: ranks.any(context.should_stop()),
+        ranks=ranks,
+    )
     for points in together(scale.points):
         for way in ways:
             context.progress(f"{points[0].model} {way_of(way)}", {})
@@ -64,8 +70,14 @@ def ways_of(own: StepArm, scale: StepScale) -> list[StepArm]:
     """Return what is measured, the baseline first: an arm may be its own."""
     if scale.baseline is None:
         return [own]
-    plain = step_arm(own, name="baseline", weight_format=scale.baseline, training="lora",
-                     linears="kernels", rollout_adapter="apart")  # fmt: skip
+    plain = step_arm(
+        own,
+        name="baseline",
+        weight_format=scale.baseline,
+        training="lora",
+        linears="kernels",
+        rollout_adapter="apart",
+    )
     return [own] if way_of(plain) == way_of(own) else [plain, own]
 
 

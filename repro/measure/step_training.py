@@ -82,9 +82,14 @@ def training_of(
         optimizer=OptimizerConfig(name=scale.optimizer, learning_rates=rates),
     )
     run = RunConfig(
-        target="step", target_version=1, tier="systems", procedure="step_time", arm=arm,
-        scale=trained, seed=seed,
-    )  # fmt: skip
+        target="step",
+        target_version=1,
+        tier="systems",
+        procedure="step_time",
+        arm=arm,
+        scale=trained,
+        seed=seed,
+    )
     learner = learner_of(
         run, policy, sampler, micro_tokens=micro_tokens, kept_blocks=kept_blocks, ranks=ranks
     )

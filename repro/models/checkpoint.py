@@ -84,8 +84,12 @@ _HUB_PATTERNS: Final = ("*.safetensors", *_SMALL_PATTERNS)
 # What loading a policy reads beside weights: the config, and all that says how text becomes tokens,
 # and where a completion ends.
 TOKENIZER: Final = (
-    "*token*", "vocab.*", "merges.txt", "chat_template.*", "additional_chat_templates/*.jinja",
-)  # fmt: skip
+    "*token*",
+    "vocab.*",
+    "merges.txt",
+    "chat_template.*",
+    "additional_chat_templates/*.jinja",
+)
 _READ: Final = ("config.json", "generation_config.json", *TOKENIZER)
 _NOT_COPIED: Final = ("config.json", "model.safetensors.index.json", MANIFEST)
 
@@ -145,9 +149,11 @@ def _from_hub(name: str, revision: str, *, weights: bool) -> Path:
 
     model, _, file = name.partition(":")
     common: dict[str, Any] = {
-        "revision": revision, "cache_dir": hub_cache(), "etag_timeout": ANSWER_SECONDS,
+        "revision": revision,
+        "cache_dir": hub_cache(),
+        "etag_timeout": ANSWER_SECONDS,
         "endpoint": endpoint(),
-    }  # fmt: skip
+    }
 
     def stored(patterns: Sequence[str], *, local: bool = False) -> Path:
         if file:
@@ -321,10 +327,7 @@ def write_folder(
 ) -> None:
     """Write a new folder: shards, config and small files as its source's, and its manifest.
 
-    Parameters
-    ----------
-    quantization
-        The config's `quantization_config`; None for 16 bits.
+    `quantization` is the config's `quantization_config`; None for 16 bits.
     """
     target.mkdir()
     copy_files(source, target)

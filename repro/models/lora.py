@@ -156,12 +156,8 @@ def base_linear(linear: nn.Module) -> nn.Linear | QuantizedLinear:
 def effective_weight(linear: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return W + scaling * B A of a projection, (N, K), summed in float32, as a fresh tensor.
 
-    Parameters
-    ----------
-    linear
-        `nn.Linear`, `QuantizedLinear`, or either inside an `AdapterLinear`.
-    dtype
-        Of the result; anything below float32 rounds the sum.
+    The projection is an `nn.Linear`, a `QuantizedLinear`, or either inside an `AdapterLinear`. A
+    `dtype` below float32 rounds the sum.
     """
     base = base_linear(linear)
     if isinstance(base, QuantizedLinear):

@@ -426,14 +426,10 @@ def fit_slots(step: StepShape, budget: int) -> StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingMemory:
-    """What a run of an arm at a scale takes of a device.
+    """What a run of an arm at a scale takes of a device; its step has micro-batches of one row.
 
-    Attributes
-    ----------
-    step
-        With micro-batches of one row.
-    served
-        Bytes of vLLM beside them, its copy of the base among them; its cache is in the plan.
+    `served` are the bytes of vLLM beside them, its copy of the base among them; its cache is in the
+    plan.
     """
 
     step: StepShape

@@ -63,14 +63,9 @@ def missing_library(linears: str) -> str | None:
 
 
 def take_products(model: nn.Module, linears: Linears, dtype: torch.dtype) -> None:
-    """Let every 4-bit projection of `model` multiply as `linears` says.
+    """Let every 4-bit projection of `model` multiply as `linears` says, activations in `dtype`.
 
-    Parameters
-    ----------
-    linears
-        `kernels` changes nothing; see the module docstring for the others.
-    dtype
-        Of the activations.
+    `kernels` changes nothing; see the module docstring for the others.
     """
     if linears == "kernels":
         return

@@ -210,9 +210,12 @@ def _of_distributions(
     values = defaultdict[str, list[float]](list)
     for rows in common.parts:
         kl, forced = compared(
-            common.policy, packed_hidden(common.policy, rows), policy, packed_hidden(policy, rows),
+            common.policy,
+            packed_hidden(common.policy, rows),
+            policy,
+            packed_hidden(policy, rows),
             (common.temperature, temperature),
-        )  # fmt: skip
+        )
         values["kl_completions"] += _by_prompt(rows, kl)
         values["entropy_forced"] += _by_prompt(rows, forced)
     for rows in own:

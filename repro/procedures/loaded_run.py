@@ -145,12 +145,8 @@ class RunTally(Tally):
 class LoadedRun:
     """A run with everything that its training and evaluation need.
 
-    Attributes
-    ----------
-    ranks
-        Those that carry the run out together.
-    receipts
-        Facts beside those of loading and training.
+    `receipts` are facts beside those of loading and training; all `ranks` carry the run out
+    together.
     """
 
     run: RunConfig

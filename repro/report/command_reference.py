@@ -24,11 +24,14 @@ def command_rows(parser: argparse.ArgumentParser) -> list[str]:
             "description": one.description or "",
             "positional": " ".join(_arguments(one)),
             "options": [option for option in options[name] if counts[option] == 1],
-            "shared": [o.partition("`")[2].split("`")[0].split(" ")[0]
-                       for o in options[name] if counts[o] > 1],
+            "shared": [
+                o.partition("`")[2].split("`")[0].split(" ")[0]
+                for o in options[name]
+                if counts[o] > 1
+            ],
         }
         for name, one in group.choices.items()
-    ]  # fmt: skip
+    ]
     shared = sorted(option for option, count in counts.items() if count > 1)
     return rendered("commands.md", commands=commands, shared=shared)
 

@@ -200,13 +200,18 @@ def slope_rows(checks: Sequence[Checked], name: str) -> list[str]:
         }
         stated = [(claim, v) for claim, v in checked.statements() if v.effect is not None]
         claims = [(claim, claim.dose, v) for claim, v in stated if claim.dose]
-        planned = {given: [verdict for _, dose, verdict in claims if dose.given == given]
-                   for given in dict.fromkeys(dose.given for _, dose, _ in claims)}  # fmt: skip
+        planned = {
+            given: [verdict for _, dose, verdict in claims if dose.given == given]
+            for given in dict.fromkeys(dose.given for _, dose, _ in claims)
+        }
         others = {
-            words: [_slope_over(checked, claim, dataclasses.replace(dose, given=given), v, some)
-                    for claim, dose, v in claims if not dose.given]
+            words: [
+                _slope_over(checked, claim, dataclasses.replace(dose, given=given), v, some)
+                for claim, dose, v in claims
+                if not dose.given
+            ]
             for words, (some, given) in looks.items()
-        }  # fmt: skip
+        }
         if claims:  # else no seed has all arms
             return rendered("slopes.md", planned=planned, others=others, claims=claims, arms=arms)
     return NOTHING

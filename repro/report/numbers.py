@@ -109,12 +109,8 @@ def environment_lines(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("Source commit", ", ".join(commits)),
         ("Seeds", ", ".join(map(str, sorted({r.seed for r in records})))),
         ("UTC", f"{min(r.started for r in records)} to {max(r.finished for r in records)}"),
-        *(
-            (title, "; ".join(sorted({_environment_text(key, r.environment.get(key))
-                                      for r in records})))
-            for title, key in _ENVIRONMENT.items()
-        ),
-    ]  # fmt: skip
+        *((title, _environment_texts(key, records)) for title, key in _ENVIRONMENT.items()),
+    ]
 
 
 _ENVIRONMENT = {
@@ -127,6 +123,11 @@ _ENVIRONMENT = {
     "Torch": "torch",
     "Variables": "variables",
 }
+
+
+def _environment_texts(key: str, records: Sequence[Record]) -> str:
+    texts = {_environment_text(key, record.environment.get(key)) for record in records}
+    return "; ".join(sorted(texts))
 
 
 def _environment_text(key: str, value: object) -> str:

@@ -59,11 +59,8 @@ def short_word(verdicts: Sequence[Verdict]) -> str:
 class Answer:
     """A question with its measured values and deciding verdicts by device.
 
-    Attributes
-    ----------
-    asked
-        Its texts: `text` the claim, `paper` the paper's value, `models` what was run, `place` a
-        link to the exact verdicts.
+    The texts `asked` are `text` the claim, `paper` the paper's value, `models` what was run,
+    `place` a link to the exact verdicts.
     """
 
     asked: Mapping[str, str]

@@ -110,8 +110,10 @@ def require_read(args: argparse.Namespace) -> None:
     for page in given & _READ.keys():
         written, read = _READ[page]
         others = sorted(given - {page} - read)
-        named = [*(args.targets if "targets" in others else ()),
-                 *(f"--{name}" for name in others if name != "targets")]  # fmt: skip
+        named = [
+            *(args.targets if "targets" in others else ()),
+            *(f"--{name}" for name in others if name != "targets"),
+        ]
         require(not others, f"--{page} writes {written}; leave out {', '.join(named)}")
 
 

@@ -44,8 +44,11 @@ QUESTIONS = {
     "GRPO step (Table 3)": ("table3_3b", "table3", "table3_14b", "table3_32b"),
     "GRPO step, 128 or 256 completions": RL_STEPS,
     "GRPO step, completions of different lengths": (
-        "step_lengths", "step_lengths_32b", "table3_spread"),
-}  # fmt: skip
+        "step_lengths",
+        "step_lengths_32b",
+        "table3_spread",
+    ),
+}
 _RATES = (*SMALL_BATCHES, "rollout")
 _STEPS = [name for question, names in QUESTIONS.items() if "GRPO" in question for name in names]
 _COMPARED = {"bf16_lora": "16-bit LoRA", "nvfp4_lora": "QeRL"}
@@ -88,13 +91,20 @@ def _answer(checks: Sequence[Checked], expected: Path) -> list[str]:
         claims = counted(v for item in items for v in of_kind(item, Kind.PAPER))
         bars = [verdict for item in items for verdict in all_bars(item, expected)]
         met = sum(verdict.status == "reproduced" for verdict in bars)
-        wrong = [c for item in items for c, v in item.statements()
-                 if v.status == "contradicted" and kind_of(v) is Kind.PAPER]  # fmt: skip
+        wrong = [
+            c
+            for item in items
+            for c, v in item.statements()
+            if v.status == "contradicted" and kind_of(v) is Kind.PAPER
+        ]
         ours = sum(any(RANK.sub("", arm) == _OWN_QLORA for arm in claim.arms) for claim in wrong)
         which = "Those that fail" if ours == len(wrong) else f"{ours} of those that fail"
         aside = f" {which} compare QeRL with QLoRA on our own, faster kernels." if ours else ""
-        lines += [f"**On one {device_title(device)}, of the paper's speed claims {claims}.**{aside}"
-                  f" {met} of {len(bars)} performance targets of our own are met.", ""]  # fmt: skip
+        lines += [
+            f"**On one {device_title(device)}, of the paper's speed claims {claims}.**{aside}"
+            f" {met} of {len(bars)} performance targets of our own are met.",
+            "",
+        ]
     return lines[:-1] or NOTHING
 
 
@@ -155,10 +165,17 @@ def _rates(checks: Sequence[Checked]) -> list[str]:
             own.setdefault((checked.evidence.device, arm), f"{fmean(values.values()):,.0f}")
     devices = device_heads(by_device(checks))
     rows = [
-        [model.upper(), f"{batch}",
-         *(rates[model, batch].get((device, arm), "") for device in devices for arm in _COMPARED)]
+        [
+            model.upper(),
+            f"{batch}",
+            *(
+                rates[model, batch].get((device, arm), "")
+                for device in devices
+                for arm in _COMPARED
+            ),
+        ]
         for model, batch in sorted(rates, key=lambda cell: ([*SHAPES].index(cell[0]), cell[1]))
-    ]  # fmt: skip
+    ]
     heads = [f"{title}, {label}" for title in devices.values() for label in _COMPARED.values()]
     return table(["model", "batch", *heads], rows) or NOTHING
 
@@ -171,13 +188,15 @@ def _steps(checks: Sequence[Checked], expected: Path) -> list[str]:
         for metric, measured, paper in _speedups(checked, expected):
             at, every = (metric.model, metric.point), checked.selection.target.metrics
             beside = {one.quantity: one for one in every if (one.model, one.point) == at}
-            rows.append([
-                f"{metric.model.upper()}, {metric.point}",
-                *(_middle(checked, beside["step_seconds"], arm) for arm in _COMPARED),
-                f"{measured:.2f}x",
-                "" if paper is None else f"{paper:g}x",
-                *(_middle(checked, beside["peak_bytes"], arm) for arm in _COMPARED),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    f"{metric.model.upper()}, {metric.point}",
+                    *(_middle(checked, beside["step_seconds"], arm) for arm in _COMPARED),
+                    f"{measured:.2f}x",
+                    "" if paper is None else f"{paper:g}x",
+                    *(_middle(checked, beside["peak_bytes"], arm) for arm in _COMPARED),
+                ]
+            )
     heads = ["step", "16-bit LoRA", "QeRL", "speed-up", "paper", "peak, 16-bit LoRA", "peak, QeRL"]
     return table(heads, rows) or NOTHING
 

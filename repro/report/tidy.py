@@ -121,8 +121,9 @@ def statements(checks: Sequence[Checked], expected: Path) -> list[Row]:
 def _of_check(checked: Checked, expected: Path) -> list[Row]:
     target = checked.selection.target
     claims = {claim.name: claim for claim in target.claims}
-    bars = {(v.name, v.source): _bar_statement(bar, target)
-            for bar, v in stated_bars(checked, expected)}  # fmt: skip
+    bars = {
+        (v.name, v.source): _bar_statement(bar, target) for bar, v in stated_bars(checked, expected)
+    }
     pairs = {i.verdict.name: i for i in comparisons(checked, expected) if i.verdict is not None}
     dosed = doses(checked) if checked.evidence.values(ENTROPY) else {}
     given = {arm: treatment(of.rise, expected) for arm, of in dosed.items() if of.is_plain}

@@ -66,9 +66,13 @@ _RAISED = re.compile(r"(?<=[\w)}\]])[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ]+")
 _ROOT = re.compile(r"√\s?(?:\(([^()]*)\)|([0-9]+|[A-Za-z]))")
 _MINUS = re.compile(r"\\(?:text)?minus(?![A-Za-z])\s?|\\text\s?\{\s?-\s?\}|\{-\}")
 _WRITTEN_OUT = {
-    "dollar": "\\$", "euro": "\u20ac", "yen": "\u00a5", "cent": "\u00a2", "sterling": "\u00a3",
+    "dollar": "\\$",
+    "euro": "\u20ac",
+    "yen": "\u00a5",
+    "cent": "\u00a2",
+    "sterling": "\u00a3",
     "pounds": "\u00a3",
-}  # fmt: skip
+}
 _SIGN_COMMANDS = re.compile(rf"\\(?:text|math)?({'|'.join(_WRITTEN_OUT)})(?![A-Za-z])\s?")
 _SIGN_IN_TEXT = re.compile(
     r"\\(?:text|textrm|mathrm|mbox)\s?\{\s*((?:[A-Z]{1,2})?\s?(?:\\?\$|[\u00a2-\u00a5\u20a0-\u20bf\u0e3f])"

@@ -86,12 +86,8 @@ def score(
 ) -> list[Graded]:
     """Score B completions; nothing is shaped.
 
-    Parameters
-    ----------
-    format_reward
-        What the strict format adds under `task`.
-    own
-        A user's function that pays instead of `kind`.
+    `format_reward` is what the strict format adds under `task`. A user's `own` function pays
+    instead of `kind`.
     """
     pairs = [(request.problem.answer, request.text) for request in requests]
     graded = [

@@ -14,11 +14,25 @@ UNKNOWN = "~"
 PERCENT, DEGREE, DOLLAR = "percent", "degree", "dollar"
 # Signs of currencies, before a number or behind it.
 CURRENCIES = {
-    "$": DOLLAR, "\\$": DOLLAR, "\u20ac": "euro", "\u00a3": "pound sterling", "\u00a5": "yen",
-    "\u20b9": "rupee", "\u20a8": "rupee", "\u20a9": "won", "\u20bd": "ruble", "\u20b1": "peso",
-    "\u0e3f": "baht", "\u20a3": "franc", "\u20ba": "lira", "\u20ab": "dong", "\u20aa": "shekel",
-    "\u20a6": "naira", "\u20b4": "hryvnia", "\u00a2": "cent",
-}  # fmt: skip
+    "$": DOLLAR,
+    "\\$": DOLLAR,
+    "\u20ac": "euro",
+    "\u00a3": "pound sterling",
+    "\u00a5": "yen",
+    "\u20b9": "rupee",
+    "\u20a8": "rupee",
+    "\u20a9": "won",
+    "\u20bd": "ruble",
+    "\u20b1": "peso",
+    "\u0e3f": "baht",
+    "\u20a3": "franc",
+    "\u20ba": "lira",
+    "\u20ab": "dong",
+    "\u20aa": "shekel",
+    "\u20a6": "naira",
+    "\u20b4": "hryvnia",
+    "\u00a2": "cent",
+}
 
 # Units with a plural in s, each its own name.
 _REGULAR = (

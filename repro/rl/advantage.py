@@ -107,12 +107,8 @@ def _constant_groups(values: Tensor, group: Tensor, groups: int) -> Tensor:
 def overlong_penalty(length: int, *, max_new_tokens: int, buffer: float) -> float:
     """Return DAPO's soft length penalty, in [-1, 0], to add to a completion's reward.
 
-    Parameters
-    ----------
-    length
-        Tokens of the completion, its end token included.
-    buffer
-        Fraction of the limit over which the penalty grows from 0 to -1; 0 switches it off.
+    The length is in tokens, the end token included. Over the fraction `buffer` of the limit the
+    penalty grows from 0 to -1; 0 switches it off.
     """
     if buffer == 0:
         return 0.0

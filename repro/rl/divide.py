@@ -39,9 +39,12 @@ def shard(policy: Policy, group: dist.ProcessGroup | None, optimizer: OptimizerN
         reduced = None if dtype is None else torch.float32
         mixed = MixedPrecisionPolicy(dtype, reduced, cast_forward_inputs=False)
         made = fully_shard(
-            Gatherer(modules), mesh=mesh, reshard_after_forward=True, mp_policy=mixed,
+            Gatherer(modules),
+            mesh=mesh,
+            reshard_after_forward=True,
+            mp_policy=mixed,
             ignored_params=uncut,
-        )  # fmt: skip
+        )
         made.set_gradient_divide_factor(1.0)
         made.set_force_sum_reduction_for_comms(True)  # gloo has no other sum by a factor
         return cast(nn.Module, made)

@@ -69,11 +69,8 @@ class Learner:
     def perturbed(self, step: int, during: During) -> AbstractContextManager[NoiseReceipt]:
         """Add the noise of a step, counted from 0, to the norms inside a `with` block.
 
-        Parameters
-        ----------
-        during
-            `rollout`: the sampler reads it. `update`: the trainer's passes do, if
-            `NoiseConfig.reach` is "shared"; else there is none.
+        During the `rollout` the sampler reads it. During the `update` the trainer's passes do, if
+        `NoiseConfig.reach` is "shared"; else there is none.
         """
         scale: TrainScale = self.run.scale
         noise = self.run.arm.noise
@@ -169,9 +166,13 @@ class Learner:
             if reads:
                 shards, own = self.policy.shards, self.run.digest()
                 state = load_checkpoint(
-                    folder, own, self.parameters, self.optimizer, shards=shards,
+                    folder,
+                    own,
+                    self.parameters,
+                    self.optimizer,
+                    shards=shards,
                     sets_aside=self.ranks.first,
-                )  # fmt: skip
+                )
             self.ranks.any(False)
         steps = self.ranks.objects("none" if state is None else str(state.step))
         if len(set(steps)) > 1:

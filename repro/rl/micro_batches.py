@@ -72,12 +72,8 @@ def split_by_tokens(
 class Plan:
     """How one optimiser step is carried out.
 
-    Attributes
-    ----------
-    micro_batches
-        Rows that take part in the backward pass, each with the step's counts.
-    idle
-        Rows that give no gradient, in the pieces in which they go forward.
+    The rows of `micro_batches` take part in the backward pass, each with the step's counts; `idle`
+    rows give no gradient, and stand in the pieces in which they go forward.
     """
 
     micro_batches: list[tuple[Tensor, StepCounts]]

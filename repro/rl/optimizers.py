@@ -41,8 +41,10 @@ def build_optimizer(
         # On a GPU one kernel, since the device waits for the host between the norm and this step.
         return torch.optim.AdamW(ordered, **settings, fused=device == "cuda")
     if device != "cuda":
-        raise ValueError(f"optimizer is adamw_8bit and the parameters are on {device}; it needs "
-                         "a CUDA device (use adamw elsewhere)")  # fmt: skip
+        raise ValueError(
+            f"optimizer is adamw_8bit and the parameters are on {device}; it needs "
+            "a CUDA device (use adamw elsewhere)"
+        )
     try:
         bitsandbytes = importlib.import_module("bitsandbytes")
     except ImportError as error:

@@ -269,10 +269,15 @@ def _weights(bases: Sequence[nn.Linear | QuantizedLinear], dtype: torch.dtype) -
 def groups_of(block: Any, dtype: torch.dtype) -> list[Group]:
     """Return a block's four groups, in the order of `LINEARS`."""
     return [
-        group_of([getattr(block.mlp if hasattr(block.mlp, leaf) else block.self_attn, leaf)
-                  for leaf in leaves], dtype)
+        group_of(
+            [
+                getattr(block.mlp if hasattr(block.mlp, leaf) else block.self_attn, leaf)
+                for leaf in leaves
+            ],
+            dtype,
+        )
         for leaves in LINEARS.values()
-    ]  # fmt: skip
+    ]
 
 
 def image_of(group: Group, dtype: torch.dtype) -> Image:

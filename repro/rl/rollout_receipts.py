@@ -77,11 +77,8 @@ def _note_rows(state: TrainState, rollout: Rollout, scale: TrainScale) -> None:
     facts["advantage_group_mean_max"] = max(
         facts.get("advantage_group_mean_max", 0.0), _largest_group_mean(rollout)
     )
-    rows = facts.setdefault(
-        "rows",
-        {"trained_on": 0, "truncated": 0, "without_reward": 0, "groups_drawn": 0,
-         "tokens_sampled": 0},
-    )  # fmt: skip
+    counted = ("trained_on", "truncated", "without_reward", "groups_drawn", "tokens_sampled")
+    rows = facts.setdefault("rows", dict.fromkeys(counted, 0))
     rows["trained_on"] += len(rollout.rows)
     rows["truncated"] += int(rollout.rows.truncated.sum())
     rows["without_reward"] += int((~rollout.advantages.scored).sum())
@@ -93,9 +90,17 @@ def _note_noise(state: TrainState, receipt: NoiseReceipt) -> None:
     """Add a rollout's perturbation to the run's receipts."""
     noise = state.facts.setdefault(
         "noise",
-        {"form": receipt.form, "rollouts_asked": 0, "rollouts_perturbed": 0, "modules": 0,
-         "channels_changed": 0, "sigma_max": 0.0, "sigma_realised_max": 0.0, "digest": ""},
-    )  # fmt: skip
+        {
+            "form": receipt.form,
+            "rollouts_asked": 0,
+            "rollouts_perturbed": 0,
+            "modules": 0,
+            "channels_changed": 0,
+            "sigma_max": 0.0,
+            "sigma_realised_max": 0.0,
+            "digest": "",
+        },
+    )
     noise["rollouts_asked"] += int(receipt.sigma > 0)
     noise["rollouts_perturbed"] += int(receipt.channels_changed > 0)
     noise["modules"] = max(noise["modules"], len(receipt.modules))

@@ -68,12 +68,8 @@ class StepInputs:
 class StepOutput:
     """Log-probabilities and entropies of a step's rows, and the sums behind its metrics.
 
-    Attributes
-    ----------
-    logprobs, entropy
-        (B, T) float32 on the CPU, of the whole rollout's shape; filled at the step's rows.
-    results
-        One per micro-batch.
+    `logprobs` and `entropy`, (B, T) float32 on the CPU, have the whole rollout's shape, and are
+    filled at the step's rows; `results` has one per micro-batch.
     """
 
     plan: Plan

@@ -207,12 +207,8 @@ def _ask(
 def iterate(t: Training, state: TrainState) -> list[Values]:
     """Make one rollout and the optimiser steps on it; advance `state` by these steps.
 
-    All tiers train with this function; the systems tier times it.
-
-    Returns
-    -------
-    list
-        The logged values of each step.
+    All tiers train with this function; the systems tier times it. Returns the logged values of each
+    step.
 
     Raises `BatchError` where a value that is not finite stops the steps before their optimiser.
     """

@@ -21,14 +21,9 @@ class OutOfBlocksError(Exception):
 
 
 class BlockPool:
-    """Counts the holders of each block.
+    """Counts the holders of each block of `block_size` positions.
 
-    Parameters
-    ----------
-    count
-        Blocks of the cache, the scrap block included.
-    block_size
-        Positions per block.
+    The `count` of the cache's blocks includes the scrap block.
     """
 
     def __init__(self, count: int, block_size: int) -> None:

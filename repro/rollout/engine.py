@@ -139,13 +139,10 @@ class Engine:
     ) -> list[Completion]:
         """See `Sampler.sample`.
 
+        `limits` has that of each of the P * G rows; None takes `sampling.max_new_tokens` for all.
+
         Raises `ValueError` also if a row of full length does not fit into the cache;
         `FloatingPointError` names row, token and layer, and nothing is drawn from such logits.
-
-        Parameters
-        ----------
-        limits
-            Length limit of each of the P * G rows; None takes `sampling.max_new_tokens` for all.
         """
         rows = self._rows(prompts, sampling, group_size, seeds, limits)
         self.statistics = Statistics()

@@ -75,11 +75,8 @@ def cache_blocks(
 ) -> int:
     """Return the blocks of the cache, the scrap block included.
 
-    Parameters
-    ----------
-    share, reserved
-        Without a stated size the cache takes at most `share` of the free memory's bytes that are
-        not `reserved`.
+    Without a stated size the cache takes at most `share` of the free memory's bytes that are not
+    `reserved`.
     """
     if config.cache_blocks:
         return config.cache_blocks

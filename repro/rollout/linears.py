@@ -44,10 +44,7 @@ class Product:
 class ProjectionGroup(Protocol):
     """y = [x W1^T + b1 + adapter1, x W2^T + ...] for projections that share x.
 
-    Attributes
-    ----------
-    road
-        Which way the products go, as records name it.
+    `road` is which way the products go, as records name it.
     """
 
     road: str

@@ -132,12 +132,8 @@ class Scheduler:
     def admit(self, steps: int, watermark: int) -> Admission:
         """Let waiting rows enter, first come first served, while slots and blocks last.
 
-        Parameters
-        ----------
-        steps
-            Decode steps that an entering row must have room for at once.
-        watermark
-            Blocks to leave free for the rows that run already; not asked of a lone row.
+        An entering row must have room for `steps` decode steps at once, and leaves a `watermark` of
+        blocks free for the rows that run already; a lone row is not asked for that.
         """
         admission = Admission(rows=[], segments=[], copies=[])
         while self.waiting and self._slots:

@@ -19,15 +19,11 @@ from repro.spec.config import SamplingConfig, derive_seed
 def time_steps(engine: Engine, width: int, position: int, count: int) -> float:
     """Return the device's seconds per step, replayed back to back over made-up rows.
 
+    The rows, `width` of them, are all at `position` and dropped afterwards: call it between
+    rollouts. Of `count` steps the first, which may be captured then, is not timed.
+
     Raises `ValueError` when the engine was not built for so many rows, positions or tokens;
     `FloatingPointError` when a row stopped, because its logits were not finite.
-
-    Parameters
-    ----------
-    width
-        Rows, all at `position`, which are dropped afterwards: call it between rollouts.
-    count
-        Steps, the first of which (it may be captured then) is not timed.
     """
     state, pool = engine.state, engine.pool
     blocks = pool.blocks_for(position + count + 1)

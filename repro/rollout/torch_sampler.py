@@ -81,12 +81,7 @@ class Buffers:
 class Decoder:
     """A policy's weights with the noise that its norms carry now, for prompts and their tokens.
 
-    Parameters
-    ----------
-    positions
-        The longest prompt and completion together.
-    ends
-        Tokens that end a completion.
+    The longest prompt and completion together have `positions`; the tokens `ends` end a completion.
     """
 
     def __init__(self, weights: PolicyWeights, positions: int, ends: frozenset[int]) -> None:

@@ -200,12 +200,8 @@ def keep_carried_plans(
     """Keep the plans that records carry, each as it was first written down; return their file.
 
     Those of the figures that read the records are among them: they have no records of their own.
-    The target's present plan is made now where nobody had written it down.
-
-    Parameters
-    ----------
-    runs
-        The folder of records; `run` wrote the plans beside them before the first of them began.
+    The target's present plan is made now where nobody had written it down. In the folder `runs`
+    of records, `run` wrote the plans beside them before the first of them began.
     """
     target, tier = selection.source, selection.tier
     kept = read_plans(expected)

@@ -75,14 +75,10 @@ def problems_of(data: DataConfig, split: Split) -> tuple[Problem, ...]:
 def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
     """Open the problems of a plan and return what there is to say of them, a line each.
 
-    Raises `DataError` if they are missing or broken, or no gold of a split can be paid; it names
-    file and line. Raises `ValueError` if a user's reward asks for a column that they lack, or fails
-    on two of them, and if a checkpoint that is here makes no prompts.
-
-    Parameters
-    ----------
-    named
-        Whether a user named the data, so that public sets are opened as well as folders.
+    Where a user `named` the data, public sets are opened as well as folders. Raises `DataError` if
+    they are missing or broken, or no gold of a split can be paid; it names file and line. Raises
+    `ValueError` if a user's reward asks for a column that they lack, or fails on two of them, and
+    if a checkpoint that is here makes no prompts.
     """
     scales = [run.scale for run in plan if isinstance(run.scale, TrainScale)]
     for scale in scales:

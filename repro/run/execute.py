@@ -90,12 +90,8 @@ class RunCounts:
 def main_run(args: argparse.Namespace, own: Own = None) -> int:
     """Carry out the runs that the command line selects; return the exit status.
 
-    It is 0 when every run is recorded, 1 when one failed, 130 when some are left.
-
-    Parameters
-    ----------
-    own
-        A selection in place of those that the line names, and what is printed of it.
+    It is 0 when every run is recorded, 1 when one failed, 130 when some are left. `own` is a
+    selection in place of those that the line names, and what is printed of it.
     """
     require_linux()
     source_at_start()  # what the records of this start, and its plans, are of

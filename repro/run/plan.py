@@ -327,12 +327,8 @@ def duration(seconds: float) -> str:
 def ask_size(checkpoint: str, revision: str = "") -> int:
     """Return the bytes of a checkpoint's weights as the hub lists them; fetch its config.
 
-    `HubError` says why the hub cannot tell.
-
-    Parameters
-    ----------
-    checkpoint
-        `owner/model` or `owner/model:FILE.gguf`.
+    The checkpoint is `owner/model` or `owner/model:FILE.gguf`. `HubError` says why the hub cannot
+    tell.
     """
     from huggingface_hub import HfApi, hf_hub_download
 

@@ -32,8 +32,11 @@ _STEPS = ("step_lengths", "step_lengths_32b", "scaling", "table3_arms", "table3_
 _TOKENS = {"gsm8k": 300}
 # Runs that show the spread between seeds, the arms of the paper's headline, and the paper's gain in
 # points: those with more seeds and better tests first.
-_SPREAD = (("learning_coder_1_5b", "test_late"), ("learning_coder_0_5b", "test_late"),
-           ("table1_coder_0_5b", "accuracy_lenient"))  # fmt: skip
+_SPREAD = (
+    ("learning_coder_1_5b", "test_late"),
+    ("learning_coder_0_5b", "test_late"),
+    ("table1_coder_0_5b", "accuracy_lenient"),
+)
 _HEADLINE = ("bf16_lora", "nvfp4_lora_aqn")
 _GAIN = 2.7
 _MOST_SEEDS = 1000
@@ -104,12 +107,7 @@ def _kind(record: Record) -> tuple[str, str, int] | None:
 def shortest_answer(prices: dict[str, Price], expected: Path, planned: Sequence[int]) -> str | None:
     """Return how many seeds decide the paper's headline and what they take; None where unknown.
 
-    Parameters
-    ----------
-    prices
-        By arm, of one run.
-    planned
-        The seeds that the target plans.
+    Prices are by arm, of one run; `planned` seeds are the target's.
     """
     if not all(arm in prices and not prices[arm].at_most for arm in _HEADLINE):
         return None

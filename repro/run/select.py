@@ -47,12 +47,8 @@ class Selection:
 class Changes:
     """What a command line changes of the targets that it names.
 
-    Attributes
-    ----------
-    settings
-        Nested values in place of those of the scale and, under `arm`, of the arms.
-    limit
-        Most problems asked of each test set.
+    `settings` are nested values in place of those of the scale and, under `arm`, of the arms; of
+    each test set at most `limit` problems are asked.
     """
 
     steps: int | None = None

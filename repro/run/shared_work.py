@@ -40,10 +40,7 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 class RunLocks:
     """The locks of this process on the runs of one folder of records.
 
-    Parameters
-    ----------
-    pending
-        The runs that this start intends to do; records of them from now on may be another's.
+    It intends to do the `pending` runs; records of them from now on may be another start's.
     """
 
     def __init__(

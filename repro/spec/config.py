@@ -55,10 +55,7 @@ class DataConfig(Checked):
 class ProblemSet:
     """A further set of problems on which the final policy is measured, as `accuracy_<name>`.
 
-    Attributes
-    ----------
-    max_prompt_tokens
-        Longest prompt of the set; 0 takes the scale's.
+    Its longest prompt has `max_prompt_tokens`; 0 takes the scale's.
     """
 
     name: str
@@ -331,12 +328,8 @@ class TrainScale:
 class PretrainScale(Checked):
     """Pre-training of a policy from scratch, by a recipe that the procedure holds.
 
-    Attributes
-    ----------
-    recipe_version
-        Moves whenever the recipe would give another policy.
-    threads
-        Threads of torch on a CPU; part of what decides the result's bits.
+    `recipe_version` moves whenever the recipe would give another policy. The `threads` of torch on
+    a CPU are part of what decides the result's bits.
     """
 
     recipe_version: int = 1

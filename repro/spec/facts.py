@@ -149,10 +149,7 @@ class Named(dict[Name, Any], Generic[Name]):
 class Timing:
     """What was timed, and the device's own rates: a timer that did not wait shows higher ones.
 
-    Attributes
-    ----------
-    bytes, flops
-        Of the work that took `seconds`.
+    `bytes` and `flops` are of the work that took `seconds`.
     """
 
     method: Literal["device_events", "synchronized_clock"] = "device_events"

@@ -160,14 +160,9 @@ def hub_digest(path: Path) -> str | None:
 def fetch(download: Callable[[], Result], home: Path, silent: float | None = None) -> Result:
     """Return what `download` fetches; `HubError` says why it cannot.
 
-    Files that arrive with other bytes than the hub names them by are removed, which raises, too.
-
-    Parameters
-    ----------
-    home
-        The repository's folder in the hub's cache, which is watched.
-    silent
-        Seconds without a new byte there; by default those of small files.
+    Watched is `home`, the repository's folder in the hub's cache, for `silent` seconds without a
+    new byte, by default those of small files. Files that arrive with other bytes than the hub names
+    them by are removed, which raises, too.
     """
     reason = why_unreachable()
     if reason is not None:

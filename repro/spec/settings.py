@@ -98,15 +98,9 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 def with_settings(value: T, settings: Mapping[str, Any], where: str = "") -> T:
     """Return a dataclass instance with the named fields replaced.
 
-    Raises `ValueError` if a key is unknown, a value is not of its field's type, or the result is
-    refused.
-
-    Parameters
-    ----------
-    settings
-        Nested by field; texts are converted to the field's type.
-    where
-        Dotted path of the instance, for messages.
+    Settings are nested by field; texts are converted to the field's type. `where` is the dotted
+    path of the instance, for messages. Raises `ValueError` if a key is unknown, a value is not of
+    its field's type, or the result is refused.
     """
     instance: Any = value
     values = _values_of(instance.__class__, settings, where, instance)

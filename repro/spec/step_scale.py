@@ -32,14 +32,11 @@ _ONE_IN_1000 = 3.09
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepArm(Arm):
-    """An arm, and how the products with its 4-bit weights are carried out.
+    """An arm, and how the products with its 4-bit weights are carried out (`linears`).
 
-    Attributes
-    ----------
-    linears
-        `kernels`: this project's. `dequantised`: as the released trainer does, each layer is turned
-        into a dense matrix by plain torch at every pass; rollouts keep the kernels, as they do in
-        the released code. `bitsandbytes`: that library's NF4 layer in trainer and rollouts alike.
+    `kernels`: this project's. `dequantised`: as the released trainer does, each layer is turned
+    into a dense matrix by plain torch at every pass; rollouts keep the kernels, as they do in
+    the released code. `bitsandbytes`: that library's NF4 layer in trainer and rollouts alike.
     """
 
     linears: Linears = "kernels"
@@ -182,14 +179,9 @@ class StepPoint:
 class StepScale:
     """Points, and how often each is measured.
 
-    Attributes
-    ----------
-    baseline
-        Format that a model's points are first measured with; None for none.
-    warm_up, steps
-        Steps before the clock, which sample `warm_up_tokens` of a row, fill up the rest and update
-        on one micro-batch; and steps under it, each the trainer's own iteration. Their median
-        counts.
+    A model's points are first measured with the format `baseline`; None for none. `warm_up` steps
+    before the clock sample `warm_up_tokens` of a row, fill up the rest and update on one
+    micro-batch. The `steps` under it are each the trainer's own iteration; their median counts.
     """
 
     points: tuple[StepPoint, ...]

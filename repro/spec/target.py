@@ -204,16 +204,12 @@ def plan(
 ) -> list[RunConfig]:
     """Return the runs of `target` at `tier`, all arms of one seed before the next seed.
 
+    `seeds` is a number, counted from the scale's first, or a list; None takes the planned ones.
+    `arms` are names, of the target whose runs are read; None takes all of the target, controls
+    included.
+
     Raises `ValueError` if the target has no scale at the tier, an arm is unknown, or there is no
     seed.
-
-    Parameters
-    ----------
-    seeds
-        A number of seeds, counted from the scale's first, or a list; None takes the planned ones.
-    arms
-        Names of the arms to run, of the target whose runs are read; None takes all of the target,
-        including controls.
     """
     source = target.runs
     if tier not in source.scales:

@@ -78,12 +78,8 @@ def replace_files(contents: Mapping[Path, Content]) -> None:
     """Write several files, replacing what is there, once all of them are on the disk.
 
     A content is the bytes, or what writes them to the path that it is given. The renames follow one
-    another: a reader may meet the first file without the second.
-
-    Raises
-    ------
-    OSError, ValueError
-        Where `place_of` refuses a path, or its disk does; the error names the path.
+    another: a reader may meet the first file without the second. Raises `OSError` or `ValueError`
+    where `place_of` refuses a path, or its disk does; the error names the path.
     """
     with ExitStack() as stack:
         steps = {path: _prepared(path, content, stack) for path, content in contents.items()}
@@ -101,12 +97,8 @@ def require_place(path: Path) -> None:
 def place_of(path: Path) -> Path:
     """Return where a result of this name goes: the end of its links, or the descriptor it names.
 
-    Raises
-    ------
-    OSError
-        For a folder, a loop of links, a socket, a closed descriptor or a file closed to writing.
-    ValueError
-        For a block device, whose content a result would destroy.
+    Raises `OSError` for a folder, a loop of links, a socket, a closed descriptor or a file closed
+    to writing; `ValueError` for a block device, whose content a result would destroy.
     """
     named = path
     for _ in range(_MOST_LINKS):
@@ -225,10 +217,7 @@ def _room(place: Path) -> Iterator[Path]:
 def _naming(path: Path, beside: Path | None = None) -> Iterator[None]:
     """Give an error of the disk the path that it is about: a write knows a descriptor alone.
 
-    Parameters
-    ----------
-    beside
-        Only for errors without a name, or with one beside this place; others keep theirs.
+    With `beside`, only errors without a name or with one beside this place; others keep theirs.
     """
     try:
         yield

@@ -54,12 +54,7 @@ TINY: TrainScale = dataclasses.replace(
 def preset(checkpoint: str, source: str, columns: str, *, on_gpu: bool) -> TrainScale:
     """Return the settings with which a checkpoint is trained on problems, before any change.
 
-    Parameters
-    ----------
-    checkpoint, source, columns
-        As in `TrainScale` and `DataConfig`.
-    on_gpu
-        Whether a CUDA device trains it.
+    They are those of a CUDA device with `on_gpu`; the rest is as in `TrainScale` and `DataConfig`.
     """
     base = TINY if checkpoint == "tiny" else ON_GPU if on_gpu else ON_CPU
     trained = _GENERATED if source.partition(":")[0] == "generated" else 0

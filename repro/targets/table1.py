@@ -149,10 +149,7 @@ def _control(arm: Arm, what: str) -> Claim:
 def untrained_losses(metric: str, draws: int) -> tuple[Claim, ...]:
     """Return the claims that four-bit weights are less accurate than BF16 before training.
 
-    Parameters
-    ----------
-    draws
-        How many independent roundings of the checkpoint the seeds have between them.
+    The seeds have `draws` independent roundings of the checkpoint between them.
     """
     return tuple(
         above(f"{arm.name}_costs_accuracy",

@@ -72,10 +72,7 @@ CHECKS = {
 def violations(record: Record, run: RunConfig | None = None) -> list[str]:
     """Return the reasons why a record is not evidence, a sentence each; empty if it is.
 
-    Parameters
-    ----------
-    run
-        What was to be run, of the same digest; None leaves out what needs it.
+    `run` is what was to be run, of the same digest; None leaves out what needs it.
     """
     if not record.ok:
         return [f"the run failed: {record.outcome['reason'].splitlines()[0]}"]

@@ -57,12 +57,8 @@ def slowed_shares(
 ) -> dict[str, float]:
     """Return by reason in which share of a time heat or a power brake lowered the clocks.
 
-    Parameters
-    ----------
-    before_us, after_us
-        The driver's counts by reason, in microseconds; a reason that it does not count is absent.
-    seconds
-        Between the two.
+    Given are the driver's counts before and after `seconds`, by reason, in microseconds; a reason
+    that it does not count is absent.
     """
     return {
         name: (after_us[name] - before_us[name]) / (1e6 * seconds)

@@ -245,13 +245,8 @@ def _measured(
 ) -> str:
     """Return a text with estimate, interval and p-value.
 
-    Parameters
-    ----------
-    family
-        Claims that were corrected together.
-    confidence
-        Of the interval, for the whole family together; with few values in an exact test, the
-        confidence of their range.
+    The claims of a `family` were corrected together, and `confidence` is that of the interval for
+    all of it; with few values in an exact test, the confidence of their range.
     """
     sign = "" if claim.log else "+"
     margin = f" (margin {abs(claim.bound):g})" if claim.log or claim.is_bounded else ""

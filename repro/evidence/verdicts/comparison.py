@@ -80,15 +80,10 @@ class Compared:
 
 
 def compare(claim: Claim, blocks: Sequence[Sequence[float]]) -> Compared:
-    """Return the comparison of a claim.
+    """Return the comparison of a claim on blocks, two or more, as `blocks_of` returns them.
 
     Raises `ValueError` for a quotient of values that are not positive, or a slope over what hardly
     differs.
-
-    Parameters
-    ----------
-    blocks : sequence of (arms,) sequences
-        As `blocks_of` returns them, two or more.
     """
     values, bound = contrasts(claim, blocks), bound_of(claim)
     effect, welch = st.mean(values), _unpaired(claim, blocks)
@@ -159,11 +154,8 @@ def bound_of(claim: Claim) -> float:
 def blocks_of(claim: Claim, values: Mapping[str, Values]) -> list[list[float]]:
     """Return the values of the claim's arms, one block per pair for which none is missing.
 
-    Parameters
-    ----------
-    values
-        {metric: {arm: {pair: value}}}. A slope's block has its metric of each arm, then the dose's,
-        then those that are given.
+    `values` is {metric: {arm: {pair: value}}}. A slope's block has its metric of each arm, then the
+    dose's, then those that are given.
     """
     over = () if claim.dose is None else claim.dose.metrics
     metrics = [values.get(name, {}) for name in (claim.metric, *over)]

@@ -97,13 +97,10 @@ def load_bars(
 ) -> list[Expectation]:
     """Return the bars of a target at a tier, in the order in which they are typed.
 
+    `device` adds the bars that are stated for this kind of device alone.
+
     Raises `ExpectationError` if the file cannot be read, or a group or bar has a field missing or
     too many.
-
-    Parameters
-    ----------
-    device
-        Adds the bars that are stated for this kind of device alone.
     """
     path = expected / "bars" / f"{tier}.toml"
     if not path.is_file():

@@ -27,14 +27,9 @@ def secondary(
     """Return the measures that a claim of two arms declares, by name.
 
     `iqm` is the difference of the arms' interquartile means in the claimed direction, of a quotient
-    theirs; `improvement` a probability.
-
-    Parameters
-    ----------
-    blocks
-        Pairs of values in the order of the claim's arms.
-    paired
-        Whether seeds are drawn, so that both values of a pair go together, or each arm's runs.
+    theirs; `improvement` a probability. Blocks are pairs of values in the order of the claim's
+    arms. If they are `paired`, seeds are drawn, both values of a pair together; else each arm's
+    runs.
     """
     from scipy.stats import bootstrap, mannwhitneyu, trim_mean
 

@@ -48,10 +48,7 @@ def sizes_of(
 ) -> Sizes | None:
     """Return the sizes of a claim here; None where it declares none.
 
-    Parameters
-    ----------
-    values
-        {metric: {arm: {pair: value}}}.
+    `values` is {metric: {arm: {pair: value}}}.
     """
     effect = claim.effect
     if effect is None:

@@ -43,10 +43,7 @@ MINIMUM_REPEATS = 3
 class Welch:
     """A sum of means of independent columns: its standard error and degrees of freedom.
 
-    Attributes
-    ----------
-    correlation
-        Of two columns, within pairs.
+    `correlation` is that of two columns, within pairs.
     """
 
     error: float
@@ -82,14 +79,9 @@ def t_cdf(t: float, df: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Mean of new values less mean of old ones.
+    """Mean of new values less mean of old ones, with its 95 % t interval where a spread is shown.
 
-    Attributes
-    ----------
-    low, high
-        95 % t interval; None where nothing shows a spread.
-    p_above, p_below
-        One-sided p that new values are larger (smaller).
+    `p_above` (`p_below`) is the one-sided p that new values are larger (smaller).
     """
 
     value: float

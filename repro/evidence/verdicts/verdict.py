@@ -135,13 +135,9 @@ def marked(verdict: Verdict, marks: Mapping[str, str]) -> Verdict:
 
     `repro.judge.check` calls this. A further mark needs an entry there and nothing else: what shows
     or counts verdicts (terminal, JSON, tables, report, page, README's blocks) prints the marks that
-    there are, in their order.
-
-    Parameters
-    ----------
-    marks
-        {mark: reason}: the words that follow the verdict's own wherever it stands, such as `post
-        hoc`, and a sentence that is added to the verdict's; an empty one sets no mark.
+    there are, in their order. A mark is the words that follow the verdict's own wherever it stands,
+    such as `post hoc`; its reason is a sentence added to the verdict's, and an empty one sets no
+    mark.
     """
     if verdict.status in ("not run", "not addressed"):
         return verdict
@@ -177,10 +173,7 @@ def judge_expectation(
 ) -> Verdict:
     """Return the verdict of one expectation on the values of its arm, one per seed or repeat.
 
-    Parameters
-    ----------
-    lost
-        A sentence on planned seeds of the arm that failed or have no record; else empty.
+    `lost` is a sentence on planned seeds of the arm that failed or have no record; else empty.
     """
     verdict = Verdict(
         name=f"{expectation.arm}.{expectation.metric}",

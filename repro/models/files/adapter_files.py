@@ -95,10 +95,7 @@ class StoredAdapter:
 def adapter_tensors(policy: Policy, *, norms: bool = True) -> dict[str, nn.Parameter]:
     """Return the parameters that an adapter file holds, by PEFT's names; with `norms` gains, too.
 
-    Raises
-    ------
-    ValueError
-        When the policy has no adapter.
+    Raises `ValueError` when the policy has no adapter.
     """
     tensors: dict[str, nn.Parameter] = {}
     for name, layer in adapter_layers(policy.model):

@@ -61,10 +61,7 @@ _KEYS: Final = frozenset(
     | {"attention.causal", "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"}
 )
 # What a file that is none can end with in the library, in tokenizers, and here.
-_FAULTS: Final = (
-    ValueError, LookupError, ArithmeticError, TypeError, NotImplementedError, AttributeError,
-    RuntimeError,
-)  # fmt: skip
+_FAULTS: Final = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RuntimeError)
 
 
 def converted(path: Path) -> Path:
@@ -163,10 +160,14 @@ class _File:
         write_tensors(folder / "model.safetensors", {name: make(name) for name in specs})
         types = Counter(tensor.tensor_type.name for tensor in self.reader.tensors)
         source = {
-            "gguf": self.path.name, "gguf_bytes": self.path.stat().st_size,
-            "gguf_sha256": sha256_of(self.path), "name": self.value("general.name", str, None),
-            "types_in_the_file": dict(types), "tied_to": self.tied, "dtype": "bfloat16",
-        }  # fmt: skip
+            "gguf": self.path.name,
+            "gguf_bytes": self.path.stat().st_size,
+            "gguf_sha256": sha256_of(self.path),
+            "name": self.value("general.name", str, None),
+            "types_in_the_file": dict(types),
+            "tied_to": self.tied,
+            "dtype": "bfloat16",
+        }
         write_json(folder / _SOURCE, source)
 
     def _pieces(self, name: str) -> Iterator[np.ndarray]:
@@ -226,18 +227,26 @@ class _File:
         self.require(not 0 < window < context, f"attends to the last {window} tokens alone")
         epsilon = self.value(f"{kind}.attention.layer_norm_rms_epsilon", float)
         return {
-            "architectures": [f"{kind.capitalize()}ForCausalLM"], "model_type": kind,
+            "architectures": [f"{kind.capitalize()}ForCausalLM"],
+            "model_type": kind,
             # Of a folder without, or an older one, transformers warns that it may be Mistral's.
             "transformers_version": "5.0.0",
-            "dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": self.tied is not None,
-            "bos_token_id": self._token("bos"), "eos_token_id": self._token("eos"),
-            "hidden_size": hidden, "head_dim": head, "vocab_size": len(self.tokens),
+            "dtype": "bfloat16",
+            "hidden_act": "silu",
+            "tie_word_embeddings": self.tied is not None,
+            "bos_token_id": self._token("bos"),
+            "eos_token_id": self._token("eos"),
+            "hidden_size": hidden,
+            "head_dim": head,
+            "vocab_size": len(self.tokens),
             "intermediate_size": self.value(f"{kind}.feed_forward_length", int),
-            "num_hidden_layers": self.blocks, "max_position_embeddings": context,
-            "num_attention_heads": self.heads, "num_key_value_heads": self.key_heads,
+            "num_hidden_layers": self.blocks,
+            "max_position_embeddings": context,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.key_heads,
             "rms_norm_eps": float(f"{epsilon:.6g}"),  # from float32: 9.99999974e-06 is 1e-05
             "rope_parameters": self._rope(),
-        }  # fmt: skip
+        }
 
     def _rope(self) -> dict[str, Any]:
         """Return the rotary angles' parameters; a factor without a type is linear scaling."""
