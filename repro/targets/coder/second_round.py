@@ -46,7 +46,8 @@ from repro.targets.table_rows import above, gains, metric, times, variant
 # random reward must gain less than 2.
 _PEAK_RATE = 1e-4
 _GATE_RATES = {"3e5": 0.3, "1e4": 1.0, "2e4": 2.0}
-# Of the 1.5B, in fewer steps: its rate, and what a step takes.
+# Of the 1.5B, in fewer steps: its rate, and what a step takes. They have not run. Until they do,
+# `learning_coder_1_5b` has the 0.5B's rate; its plan is fixed when its own first run begins.
 _GATE_RATES_1_5B = {"5e5": 0.5, "1e4": 1.0}
 # Steps whose mean says how fast an arm learns, from 1 on.
 _FIRST = 100
