@@ -24,12 +24,14 @@ BUDGET = {
     "lines of source": 54_000,
     "lines of tests": 28_000,
     "hand-written words of docs": 14_000,
-    "generated words of docs": 5_300,
+    "hand-written words of README": 720,
+    "generated words of docs": 5_400,
     "pictures in docs": 16,
-    "bytes of expected/": 1_240_000,
+    "bytes of expected/": 1_262_000,
     "bytes of CHANGELOG": 16_500,
 }
-BOUNDS = dict(zip(BUDGET, (54_000, 28_000, 14_000, 6_000, 30, 1_500_000, 16_500), strict=True))
+MOST = (54_000, 28_000, 14_000, 750, 6_000, 30, 1_500_000, 16_500)
+BOUNDS = dict(zip(BUDGET, MOST, strict=True))
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03
 FOLDER_MODULES = 18
@@ -78,12 +80,13 @@ def sizes():
     source = [ROOT / "noxfile.py"]
     for folder in SOURCE:
         source += [p for kind in ("py", "cu", "cuh") for p in (ROOT / folder).rglob(f"*.{kind}")]
-    hand, generated = words_of_pages()
+    hand, face, generated = words_of_pages()
     expected = [path for path in (ROOT / "expected").rglob("*") if path.is_file()]
     return {
         "lines of source": sum(map(lines_of, source)),
         "lines of tests": sum(map(lines_of, (ROOT / "tests").rglob("*.py"))),
         "hand-written words of docs": hand,
+        "hand-written words of README": face,
         "generated words of docs": generated,
         "pictures in docs": len(list((ROOT / "docs").rglob("*.svg"))),
         "bytes of expected/": sum(path.stat().st_size for path in expected),
@@ -92,12 +95,13 @@ def sizes():
 
 
 def words_of_pages():
-    """Return the words that people wrote in docs/ and two READMEs, and those of blocks there."""
+    """Return the words that people wrote in all pages, those in README, and those of blocks."""
     pages = [ROOT / "README.md", ROOT / "kernels" / "README.md", *(ROOT / "docs").glob("*.md")]
     texts = [page.read_text(encoding="utf-8") for page in pages]
     blocks = [match[0] for text in texts for match in BLOCK.finditer(text)]
     return (
         sum(words_in(BLOCK.sub("", text)) for text in texts),
+        words_in(BLOCK.sub("", texts[0])),
         sum(words_in(block) for block in blocks),
     )
 

@@ -1,7 +1,8 @@
 """The table at the top of README: what the paper claims, its value, ours, and a plain verdict.
 
-Claims without measurements are also shown. Their texts are in `templates/questions.json`. The word
-for a row follows from the verdicts on certain claims and performance targets.
+Claims without measurements are also shown, except those "shown once judged". Their texts are in
+`templates/questions.json`. The word for a row follows from the verdicts on certain claims, which
+that file names with their target, and on performance targets.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from repro.evidence.origins import grouped_by
 from repro.evidence.verdicts.verdict import Verdict
@@ -91,10 +93,12 @@ def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
         for device, head in device_heads(devices).items():
             of_tier = [c for c in devices[device] if c.selection.tier.value == asked["tier"]]
             by_name = {checked.selection.target.name: checked for checked in of_tier}
-            said, deciding = _MEASURED[name](by_name, expected)
+            measure = partial(_claims, asked) if "claims" in asked else _MEASURED[name]
+            said, deciding = measure(by_name, expected)
             if said:
                 measured[head], verdicts[head] = said, deciding
-        found.append(Answer(asked=asked, measured=measured, verdicts=verdicts))
+        if measured or "shown" not in asked:
+            found.append(Answer(asked=asked, measured=measured, verdicts=verdicts))
     return found
 
 
@@ -163,17 +167,17 @@ def _memory(checks: Checks, expected: Path) -> Measured:
     return "", ()
 
 
-def _claims(labels: Mapping[str, str], checks: Checks, expected: Path) -> Measured:
-    """Return the effects of claims as text, each behind its label, and their verdicts."""
+def _claims(asked: Mapping[str, Any], checks: Checks, expected: Path) -> Measured:
+    """Return the effects of a question's claims as text, each behind its label, and verdicts."""
+    verdicts = checks[asked["target"]].verdicts if asked["target"] in checks else ()
     found = [
         (label, verdict)
-        for name, checked in checks.items()
-        # The 1.5B's file is rounded so much that NVFP4 is rounding on top of rounding.
-        if name != "dose_coder_1_5b"
-        for claim, label in labels.items()
-        for verdict in checked.verdicts
+        for claim, label in asked["claims"].items()
+        for verdict in verdicts
         if verdict.name == claim and verdict.status != "not run"
     ]
+    if "shown" in asked and all(verdict.low is None for _, verdict in found):
+        return "", ()
     said = ", ".join(f"{label} {effect_text(verdict)}".strip() for label, verdict in found)
     return said, [verdict for _, verdict in found]
 
@@ -192,17 +196,5 @@ _MEASURED: Mapping[str, Callable[[Checks, Path], Measured]] = {
     "large_batches": partial(_rollouts, ("rollout",), _FOLDED, (256,)),
     "steps": _steps,
     "memory": _memory,
-    "entropy": partial(_claims, {"nvfp4_more_entropy_finished": ""}),
-    "worth": partial(
-        _claims,
-        {
-            "sooner": "speed",
-            "ends_higher": "accuracy",
-            "sooner_given_start": "at equal greedy starts: speed",
-            "ends_higher_given_start": "accuracy",
-        },
-    ),
-    "sooner": partial(_claims, {"nvfp4_sooner": "NVFP4", "qerl_sooner": "QeRL"}),
-    "accuracy": partial(_claims, {"qerl_beats_lora": "QeRL", "aqn_helps": "AQN"}),
     "papers_number": _papers_number,
 }

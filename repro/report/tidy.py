@@ -86,7 +86,7 @@ class Row:
 
 
 _VALUE = ("target", "tier", "device", "arm", "seed", "repeat", "metric", "value", "unit")
-_FORMS = {"points": "+.1f", "nats": "+.3f"}
+_FORMS = {"points": "+.1f", "nats": "+.3f", "share": "+.3f"}
 
 
 def _with_unit(number: str, unit: str) -> str:

@@ -63,9 +63,8 @@ def test_runs_that_are_not_there_are_counted(blessed_of):
     known = {arm: by_seed for arm, by_seed in smoke.evidence.records.items() if arm != "bf16"}
     failed = {("bf16", 1): (Path("seed-1.failed-1.json"), "out of memory")}
     evidence = replace(smoke.evidence, records=known, failed=failed)
-    assert "2 planned runs have no record. 1 run failed." in ending(
-        [replace(smoke, evidence=evidence)]
-    )
+    said = ending([replace(smoke, evidence=evidence)])
+    assert "2 planned runs have no record. 1 run failed." in said
     lacking = replace(smoke, lacking="no record of table1 at the smoke tier")
     assert ending([lacking]) == "There are no records of table1."
     assert exit_status([lacking]) == 2

@@ -52,7 +52,7 @@ def test_the_page_asks_for_nothing_and_has_every_row(every_blessed, page):
 def test_the_answer_comes_first_and_of_each_target_the_papers_claims(every_blessed, page):
     text = page.read_text(encoding="utf-8")
     lines = answer_lines(answers(every_blessed, EXPECTED), ABSENT)
-    assert sum(map(len, lines.values())) == 9
+    assert sum(map(len, lines.values())) == len(answers(every_blessed, EXPECTED)) >= 9
     for claims in lines.values():
         answer = str(escape(" ".join(claims)))
         assert text.index("<h1>") < text.index(answer) < text.index('<form id="filter"')

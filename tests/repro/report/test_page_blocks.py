@@ -40,13 +40,6 @@ def test_measured_tables_are_those_of_the_blessed_records(name, every_blessed, m
     )
 
 
-def test_the_face_is_short():
-    page = ROOT / "README.md"
-    if not page.is_file():
-        pytest.skip("README.md is not part of an installed package")
-    assert len(page.read_text(encoding="utf-8").split()) <= 1_100
-
-
 def test_every_page_is_in_the_sites_contents_and_links_lead_somewhere():
     docs = ROOT / "docs"
     if not docs.is_dir():

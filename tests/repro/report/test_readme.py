@@ -13,6 +13,7 @@ from repro.report.readme import answer_lines, answer_rows, answers, short_word
 from repro.report.systems_rates import comparisons
 from repro.report.tidy import statements
 from repro.run.places import PACKAGE, expected_folder
+from repro.run.select import Selection
 from repro.spec.tier import Tier
 from repro.targets import find, paper_effects
 
@@ -116,28 +117,47 @@ def test_a_row_names_the_models_of_its_statements(every_blessed):
         named = re.findall(r"\d[\d.]*B", item.asked["models"])
         assert named in ([], ends, [*ends[:1], *ends[-1:]])
         assert bool(named) == bool(ends)
-        assert all("this project's" in row.kernels for row in decided)
+        assert all("this project's" in row.kernels for row in decided if "nvfp4" in row.arms)
 
 
 def test_what_no_real_model_was_asked_says_so(checks_of, blessed_of):
-    for row in rows(checks_of())[5:]:
-        assert row[2] == ""
-        assert word(row[3]) == "not tested"
+    for row in rows(checks_of(tier=Tier.SYSTEMS))[5:]:
+        assert (row[2], word(row[3])) == ("", "not tested")
     smoke = blessed_of("table1", Tier.SMOKE)
     shown = [
         dataclasses.replace(item, status="excluded", effect=1.5, low=-1.0, high=4.0)
         for item in smoke.verdicts
         if item.name in ("aqn_helps", "qerl_beats_lora")
     ]
-    selection = dataclasses.replace(smoke.selection, tier=Tier.MINI)
-    row = rows([dataclasses.replace(smoke, selection=selection, verdicts=shown)])[8]
-    assert row[1] == "QeRL +2.7, AQN +2.3 points (7B)"
+    targets = map(find, ("table1_coder_0_5b", "learning_coder_1_5b_details"))
+    selections = [Selection(target=target, tier=Tier.MINI) for target in targets]
+    row, other = (
+        rows([dataclasses.replace(smoke, selection=one, verdicts=shown)])[8] for one in selections
+    )
+    assert row[1] == other[1] == "QeRL +2.7, AQN +2.3 points (7B)"
     assert row[2].endswith("QeRL +1.5 points (-1.0 to +4.0), AQN +1.5 points (-1.0 to +4.0)")
-    assert word(row[3]) == "does not hold"
+    assert (word(row[3]), other[2], word(other[3])) == ("does not hold", "", "not tested")
+
+
+def test_a_row_that_waits_is_shown_once_its_claims_have_intervals(blessed_of):
+    checked = blessed_of("rates_coder_0_5b", Tier.MINI)
+    few = [dataclasses.replace(item, low=None, high=None) for item in checked.verdicts]
+    many = [
+        dataclasses.replace(item, status="reproduced", effect=2, low=1.5, high=3, marks={}, q=None)
+        for item in few
+    ]
+    before, after = (rows([dataclasses.replace(checked, verdicts=of)]) for of in (few, many))
+    assert before == [*after[:9], *after[10:]]
+    _, paper, measured, verdict = after[9]
+    rates = find("table1").scales[Tier.PAPER].optimizer.learning_rates
+    assert f"at {rates.lora_4bit / rates.lora_16bit:g}x LoRA's" in paper
+    said = "2.00x (1.50 to 3.00)"
+    assert measured.endswith(f"H200: over a half of the rate {said}, over a tenth at least {said}")
+    assert word(verdict) == "holds"
 
 
 def test_the_papers_values_are_those_of_its_cells(every_blessed):
-    small, _, _, _, entropy, worth, sooner, accuracy, last = (
+    small, _, _, _, entropy, worth, sooner, accuracy, *_, last = (
         item.asked["paper"] for item in answers(every_blessed, EXPECTED)
     )
     ratios = [p.paper for c in every_blessed if c.selection.target.name in "table5 table6 table7 "

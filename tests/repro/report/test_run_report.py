@@ -72,7 +72,6 @@ def test_what_a_failed_run_says_is_shown_as_text(table1_records, tmp_path, capsy
 @pytest.mark.parametrize(
     "flags",
     [
-        "--steps 4",
         "--set arm.lora_rank=8",
         "--set arm.noise.sigma_start=0.02 --limit 8",
         "--steps 9 --set prompt_template=boxed --set optimizer.max_grad_norm=0.5",

@@ -56,10 +56,8 @@ def test_without_records_each_block_says_so(tmp_path):
 def test_the_first_sentences_count_the_papers_claims(every_blessed):
     lines = systems_writers(lambda: every_blessed, EXPECTED)["systems_answer"]()
     said = [line for line in lines if line]
-    assert [line.split(",")[0].removeprefix("**On one ") for line in said] == [
-        "NVIDIA H100 80GB HBM3",
-        "NVIDIA H200",
-    ]
+    devices = [line.split(",")[0].removeprefix("**On one ") for line in said]
+    assert devices == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
     names = {name for targets in QUESTIONS.values() for name in targets}
     holding = [
         verdict

@@ -44,13 +44,10 @@ def test_a_row_says_whose_kernels_which_model_and_what_the_paper_has(blessed_of)
 
 
 def test_values_are_those_that_verdicts_are_of(blessed_of):
-    checked = blessed_of("table6")
-    metric = "tokens_per_second_7b_8"
-    listed: dict[str, dict[object, float]] = {}
-    for row in values([checked]):
-        if row["metric"] == metric:
-            listed.setdefault(row["arm"], {})[row["seed"]] = row["value"]
-    assert listed == checked.evidence.values(metric)
+    checked, metric = blessed_of("table6"), "tokens_per_second_7b_8"
+    listed = {(r["arm"], r["seed"]): r["value"] for r in values([checked]) if r["metric"] == metric}
+    known = checked.evidence.values(metric)
+    assert listed == {(arm, seed): of[seed] for arm, of in known.items() for seed in of}
 
 
 def test_check_writes_the_table_to_files_and_without_a_place_to_the_screen(tmp_path, capsys):
