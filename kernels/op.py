@@ -105,6 +105,16 @@ class Op:
         return tuple(t.view(torch.uint8) if t.dtype == torch.float8_e4m3fn else t for t in found)
 
 
+def triton_row(
+    reference: Callable[..., Any], module: str, named: tuple[str, ...] = (), **fields: Any
+) -> Op:
+    """Return a Triton kernel's row: of its reference's name, plain PyTorch being the reference."""
+    name, end = reference.__name__, -len(named) or None
+    usual: dict[str, Any] = {"name": name, "dense": lambda own: (reference, own[:end])}
+    kernel = f"kernels.triton.{module}:{name}"
+    return Op(reference=reference, kernel=kernel, named=named, **usual | fields)
+
+
 def _tensors_of(value: Any) -> Iterator[Tensor]:
     """Yield the tensors of arguments or results, those inside dataclasses too."""
     if isinstance(value, Tensor):

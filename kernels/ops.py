@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from kernels import reference
-from kernels.op import Arguments, Op, Shape, normal
+from kernels.op import Arguments, Op, Shape, normal, triton_row
 from kernels.ops_linear import LINEAR_OPS
 from kernels.ops_step import STEP_OPS
 from kernels.ops_train import TRAIN_OPS
@@ -46,39 +46,33 @@ def named_op(name: str) -> Op:
 
 OPS: tuple[Op, ...] = (
     *LINEAR_OPS,
-    Op(
-        name="rms_norm",
-        reference=reference.rms_norm,
-        kernel="kernels.triton.rms_norm:rms_norm",
+    triton_row(
+        reference.rms_norm,
+        "rms_norm",
         inputs=_norm_inputs,
         shapes=((1, 64), (7, 100), (3, 2, 896)),
         large=(8192, 3584),
         nbytes=lambda s: 4 * s[0] * s[1],
         flops=lambda s: 4 * s[0] * s[1],
-        dense=lambda arguments: (reference.rms_norm, arguments),
     ),
-    Op(
-        name="swiglu",
-        reference=reference.swiglu,
-        kernel="kernels.triton.swiglu:swiglu",
+    triton_row(
+        reference.swiglu,
+        "swiglu",
         inputs=_swiglu_inputs,
         shapes=((1, 64), (5, 1100)),
         large=(4096, 18944),
         nbytes=lambda s: 6 * s[0] * s[1],
         flops=lambda s: 5 * s[0] * s[1],
-        dense=lambda arguments: (reference.swiglu, arguments),
     ),
-    Op(
-        name="token_logprobs",
-        reference=reference.token_logprobs,
-        kernel="kernels.triton.logprobs:token_logprobs",
+    triton_row(
+        reference.token_logprobs,
+        "logprobs",
         inputs=_logprob_inputs,
         shapes=((5, 64, 5000), (17, 32, 300)),
         large=(2048, 3584, 152064),
         nbytes=lambda s: 2 * (s[0] * s[1] + s[1] * s[2]) + 8 * s[0] * s[2],
         flops=lambda s: 2 * s[0] * s[1] * s[2],
         captured=False,
-        dense=lambda arguments: (reference.token_logprobs, arguments),
     ),
     *STEP_OPS,
     *TRAIN_OPS,

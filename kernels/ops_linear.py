@@ -164,13 +164,22 @@ def _rows(format: str) -> Iterator[Op]:
     packed: dict[str, Any] = {"prepare": _packed, "interpretable": False, "hopper": True}
     product = partial(_row, format, reference=reference.linear, inputs=_inputs, dense=_dense_linear)
     with_columns = partial(
-        _row, format, reference=dense_with_columns, inputs=_column_inputs, large=(1024, _N, _K),
+        _row,
+        format,
+        reference=dense_with_columns,
+        inputs=_column_inputs,
+        large=(1024, _N, _K),
         dense=_dense_columns,
-    )  # fmt: skip
+    )
     conversion = partial(
-        _row, format, shapes=((3, 64), (33, 320)), large=(_N, _K),
-        nbytes=partial(_conversion_bytes, format), flops=_elements,
-    )  # fmt: skip
+        _row,
+        format,
+        shapes=((3, 64), (33, 320)),
+        large=(_N, _K),
+        nbytes=partial(_conversion_bytes, format),
+        flops=_elements,
+    )
+    dequantization = partial(conversion, reference=reference.dequantize, inputs=_stored_inputs)
     yield product("linear", "cuda.linear:packed_linear", **packed)
     yield _row(
         format,
@@ -184,11 +193,9 @@ def _rows(format: str) -> Iterator[Op]:
         **packed | {"prepare": _with_adapter},
     )
     yield with_columns("dense_with_columns", "cuda.linear:dense_with_columns", **packed)
-    yield conversion(
+    yield dequantization(
         "dequantize_packs",
         "cuda.hopper:dequantize_packs",
-        reference=reference.dequantize,
-        inputs=_stored_inputs,
         named=("dtype",),
         shapes=((16, 256), (33, 320), (272, 512)),
         # In value: a zero may lose its sign.
@@ -202,13 +209,7 @@ def _rows(format: str) -> Iterator[Op]:
         yield product("portable_linear", "triton.portable_linear:linear", shapes=few)
     portable = "triton.portable_linear:dense_with_columns"
     yield with_columns("portable_dense_with_columns", portable, shapes=_SHAPES[1:3])
-    yield conversion(
-        "dequantize",
-        "triton.dequantize:dequantize",
-        reference=reference.dequantize,
-        inputs=_stored_inputs,
-        exact=True,
-    )
+    yield dequantization("dequantize", "triton.dequantize:dequantize", exact=True)
     yield conversion(
         "quantize",
         "triton.quantize:quantize",

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import reference_step
-from kernels.op import Arguments, Dense, Op, Shape, normal
+from kernels.op import Arguments, Dense, Op, Shape, normal, triton_row
 from kernels.reference_step import Heads, LayerCache, Rotation
 
+_row = partial(triton_row, named=("overlap",))
 _BLOCK = 16
 _RANK = 32
 
@@ -215,16 +216,15 @@ def _nucleus_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) ->
 
 
 def _attend_op(name: str, head_norms: bool) -> Op:
-    return Op(
+    return _row(
+        reference_step.attend_step,
+        "decode_step",
         name=name,
-        reference=reference_step.attend_step,
-        kernel="kernels.triton.decode_step:attend_step",
         inputs=partial(_attend_inputs, head_norms),
         shapes=((3, 100, 8, 2, 32), (2, 17, 7, 1, 64), (1, 130, 4, 4, 32)),
         large=(64, 2048, 28, 4, 128),
         nbytes=lambda s: 4 * s[0] * s[1] * s[3] * s[4],
         flops=lambda s: 4 * s[0] * s[1] * s[2] * s[4],
-        named=("overlap",),
         written=(3,),
         prepare=_with_workspace,
         dense=_dense_step,
@@ -232,10 +232,10 @@ def _attend_op(name: str, head_norms: bool) -> Op:
 
 
 def _choose_op(name: str, greedy: bool) -> Op:
-    return Op(
+    return _row(
+        reference_step.choose,
+        "decode_choice",
         name=name,
-        reference=reference_step.choose,
-        kernel="kernels.triton.decode_choice:choose",
         inputs=partial(_choose_inputs, greedy),
         shapes=((6, 5000), (1, 2048), (7, 97)),
         large=(64, 152064),
@@ -244,92 +244,78 @@ def _choose_op(name: str, greedy: bool) -> Op:
         named=("greedy", "overlap"),
         written=(1,),
         bound=1e-5,
+        dense=None,
     )
 
 
 STEP_OPS: tuple[Op, ...] = (
-    Op(
-        name="add_norm",
-        reference=reference_step.add_norm,
-        kernel="kernels.triton.decode_step:add_norm",
+    _row(
+        reference_step.add_norm,
+        "decode_step",
         inputs=_add_norm_inputs,
         shapes=((1, 64), (7, 100), (3, 896)),
         large=(64, 3584),
         nbytes=lambda s: 8 * s[0] * s[1],
         flops=lambda s: 6 * s[0] * s[1],
-        named=("overlap",),
-        dense=lambda arguments: (reference_step.add_norm, arguments[:-1]),
     ),
     _attend_op("attend_step", False),
     _attend_op("attend_step_head_norms", True),
-    Op(
+    _row(
+        reference_step.swiglu,
+        "decode_step",
         name="step_swiglu",
-        reference=reference_step.swiglu,
-        kernel="kernels.triton.decode_step:swiglu",
         inputs=_gate_up_inputs,
         shapes=((1, 64), (5, 1100)),
         large=(64, 18944),
         nbytes=lambda s: 6 * s[0] * s[1],
         flops=lambda s: 5 * s[0] * s[1],
-        named=("overlap",),
-        dense=lambda arguments: (reference_step.swiglu, arguments[:-1]),
     ),
-    Op(
-        name="project",
-        reference=reference_step.project,
-        kernel="kernels.triton.decode_adapter:project",
+    _row(
+        reference_step.project,
+        "decode_adapter",
         inputs=_project_inputs,
         shapes=((1, 700, 96), (17, 256, 32), (70, 320, 16)),
         large=(64, 3584, 96),
         nbytes=lambda s: 2 * (s[0] * s[1] + s[1] * s[2] + s[0] * s[2]),
         flops=lambda s: 2 * s[0] * s[1] * s[2],
-        named=("overlap",),
-        dense=lambda arguments: (reference_step.project, arguments[:-1]),
     ),
-    Op(
-        name="add_adapter",
-        reference=reference_step.add_adapter,
-        kernel="kernels.triton.decode_adapter:add_adapter",
+    _row(
+        reference_step.add_adapter,
+        "decode_adapter",
         inputs=_add_adapter_inputs,
         shapes=((1, 512), (17, 128), (70, 192)),
         large=(64, 4608),
         nbytes=lambda s: 4 * s[0] * s[1] + 2 * _RANK * (3 * s[0] + s[1]),
         flops=lambda s: 2 * s[0] * s[1] * _RANK,
-        named=("overlap",),
         written=(0,),
-        dense=lambda arguments: (reference_step.add_adapter, arguments[:-1]),
     ),
-    Op(
-        name="adapted_swiglu",
-        reference=reference_step.adapted_swiglu,
-        kernel="kernels.triton.decode_adapter:adapted_swiglu",
+    _row(
+        reference_step.adapted_swiglu,
+        "decode_adapter",
         inputs=_adapted_swiglu_inputs,
         shapes=((1, 64), (17, 200), (70, 300)),
         large=(64, 18944),
         nbytes=lambda s: 6 * s[0] * s[1] + 4 * _RANK * (s[0] + s[1]),
         flops=lambda s: 4 * s[0] * s[1] * _RANK,
-        named=("overlap",),
-        dense=lambda arguments: (reference_step.adapted_swiglu, arguments[:-1]),
     ),
-    Op(
-        name="keep_nucleus",
-        reference=reference_step.keep_nucleus,
-        kernel="kernels.triton.nucleus:keep_nucleus",
+    _row(
+        reference_step.keep_nucleus,
+        "nucleus",
         inputs=_nucleus_inputs,
         shapes=((6, 5000), (1, 2048), (7, 97)),
         large=(64, 152064),
         nbytes=lambda s: 8 * s[0] * s[1],  # what must move; the kernel reads a row 14 times
         flops=lambda s: 8 * 11 * s[0] * s[1],
-        named=("overlap",),
         written=(0,),
         exact=True,
+        dense=None,
     ),
     _choose_op("choose", False),
     _choose_op("choose_greedy", True),
-    Op(
-        name="rotary_write",
-        reference=reference_step.rotary_write,
-        kernel="kernels.triton.rotary:rotary_write",
+    triton_row(
+        reference_step.rotary_write,
+        "rotary",
+        dense=None,
         inputs=_rotary_inputs,
         shapes=((1, 4, 2, 32), (19, 7, 1, 64)),
         large=(4096, 28, 4, 128),
@@ -337,10 +323,9 @@ STEP_OPS: tuple[Op, ...] = (
         flops=lambda s: 3 * s[0] * s[3] * (s[1] + s[2]),
         written=(3,),
     ),
-    Op(
-        name="prefill_attention",
-        reference=reference_step.prefill_attention,
-        kernel="kernels.triton.prefill_attention:prefill_attention",
+    triton_row(
+        reference_step.prefill_attention,
+        "prefill_attention",
         inputs=_prefill_inputs,
         shapes=((1, 9, 4, 2, 32), (3, 100, 7, 1, 32)),
         large=(4, 2048, 28, 4, 128),

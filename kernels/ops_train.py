@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels import dispatch, reference, reference_train
-from kernels.op import Arguments, Op, Shape, normal
+from kernels.op import Arguments, Op, Shape, normal, triton_row
 from kernels.segments import Segments, segments
 
 _RANK = 8
@@ -40,16 +40,15 @@ def _projected_inputs(
 
 
 def _projected_op(kind: str, parts: int, large: Shape) -> Op:
-    return Op(
+    return triton_row(
+        reference_train.projected,
+        "projections",
         name=f"projected_{kind}",
-        reference=reference_train.projected,
-        kernel="kernels.triton.projections:projected",
         inputs=partial(_projected_inputs, kind, parts),
         shapes=((5, 64, 48), (33, 100, 84)),
         large=large,
         nbytes=lambda s: 2 * (s[0] * s[1] + s[1] * s[2] + s[0] * s[2]),
         flops=lambda s: 2 * s[0] * s[1] * s[2],
-        dense=lambda arguments: (reference_train.projected, arguments),
     )
 
 

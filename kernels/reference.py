@@ -19,20 +19,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.formats import QuantizedWeight
-from kernels.reference_logprobs import token_logprobs
-from kernels.reference_quantize import dequantize, quantize, shared_global_scale
-
-__all__ = [
-    "dequantize",
-    "linear",
-    "quantize",
-    "rms_norm",
-    "rotary",
-    "shared_global_scale",
-    "swiglu",
-    "token_logprobs",
-]
-
+from kernels.reference_logprobs import token_logprobs as token_logprobs
+from kernels.reference_quantize import dequantize as dequantize
+from kernels.reference_quantize import quantize as quantize
+from kernels.reference_quantize import shared_global_scale as shared_global_scale
 
 # Of a weight in whatever layout the two have agreed on.
 Product = Callable[[Tensor, Any, Tensor | None], Tensor]

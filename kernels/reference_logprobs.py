@@ -36,10 +36,7 @@ _VOCABULARY_ROWS = 8192
 
 
 def token_logprobs(
-    hidden: Tensor,
-    lm_head_weight: Tensor,
-    token_ids: Tensor,
-    temperature: float,
+    hidden: Tensor, lm_head_weight: Tensor, token_ids: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Return logprob and entropy of the policy at each row, differentiable.
 
@@ -87,12 +84,7 @@ def checked_vocabulary(
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        token_ids: Tensor,
-        temperature: float,
-        rows: int,
+        ctx: Any, hidden: Tensor, weight: Tensor, token_ids: Tensor, temperature: float, rows: int
     ) -> tuple[Tensor, Tensor]:
         T = hidden.shape[0]
         logprobs = torch.empty(T, dtype=torch.float32, device=hidden.device)

@@ -184,13 +184,7 @@ def attend_step(
 
 
 def prefill_attention(
-    q: Tensor,
-    cache: LayerCache,
-    table: Tensor,
-    tiles: Tensor,
-    scale: float,
-    *,
-    tile: int = 64,
+    q: Tensor, cache: LayerCache, table: Tensor, tiles: Tensor, scale: float, *, tile: int = 64
 ) -> Tensor:
     """Attend from new tokens, each to its own sequence up to itself.
 

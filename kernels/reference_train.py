@@ -92,13 +92,7 @@ def projected(
 
 
 def packed_attention(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    segments: Segments,
-    *,
-    query_heads: int,
-    scale: float,
+    qkv: Tensor, cos: Tensor, sin: Tensor, segments: Segments, *, query_heads: int, scale: float
 ) -> Tensor:
     """Return rotated causal attention inside each row of a packed pass, (M, Hq D).
 

@@ -91,7 +91,7 @@ class Kernel:
 
     def launch(
         self,
-        grid: tuple[int, int],
+        blocks: int,
         threads: int,
         arguments: Sequence[Argument],
         *,
@@ -104,8 +104,6 @@ class Kernel:
 
         Parameters
         ----------
-        grid
-            Blocks in x and y.
         arguments
             In the kernel's order: a tensor passes its address, None a null pointer, an int 32
             bits, a float float32, a tensor map itself.
@@ -127,7 +125,7 @@ class Kernel:
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
         attributes = _attributes(cluster)
         config = _Config(
-            grid=(ctypes.c_uint * 3)(grid[0], grid[1], 1),
+            grid=(ctypes.c_uint * 3)(blocks, 1, 1),
             block=(ctypes.c_uint * 3)(threads, 1, 1),
             shared_bytes=shared_bytes,
             stream=torch.cuda.current_stream().cuda_stream,

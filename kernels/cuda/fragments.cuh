@@ -98,7 +98,6 @@ struct Fragment { u32 r[4]; };  // A of m16n8k16: (g, low), (g+8, low), (g, high
 
 #if FORMAT == NF4
 // One bf16 pair per byte of two codes, a copy per lane, so that no two lanes meet in a bank.
-#define TABLE_BYTES 32768
 __device__ __forceinline__ void fill_table(u32* table, const u32* pairs, int thread, int threads) {
   for (int i = thread; i < 256 * 32; i += threads) table[i] = pairs[i >> 5];
 }

@@ -105,23 +105,15 @@ def narrow(
 
     Raises `RuntimeError` under capture, when the stream has no workspace yet.
     """
-    M, (N, K) = x.shape[0], weight.shape
     device = x.device.index
-    rank = adapter.b.shape[1]
-    chosen = macros(weight, choice, M, rank, joining)
+    chosen = macros(weight, choice, x.shape[0], adapter.b.shape[1], joining)
     dynamic = hopper.table_bytes(weight)
     kernel = driver.load(FILES, "linear_narrow", tuple(chosen.items()), device, 3 * dynamic)
-    row_tiles16, packs, _ = weight.packs.shape
     helpers = adapter.a.shape[0] // 16 * chosen["PARTS"]
     end0, end1 = (*adapter.ends, 1 << 30, 1 << 30)[:2]
     words, state = _workspace(device, torch.cuda.current_stream().cuda_stream)
-    kernel.launch(
-        (-(-row_tiles16 // choice.row_tiles) + helpers, 1),
-        32 * (choice.warps + (chosen["JOIN"] == _JOINS["extra"])),
-        [
-            weight.packs, x, bias, weight.gain, out, hopper.table(weight),
-            M, N, K, x.stride(0), packs,
-            adapter.a, adapter.b, words, state, float(adapter.scaling), end0, end1, helpers,
-        ],
-        shared_bytes=dynamic,
-    )  # fmt: skip
+    blocks = -(-weight.packs.shape[0] // choice.row_tiles) + helpers
+    threads = 32 * (choice.warps + (chosen["JOIN"] == _JOINS["extra"]))
+    added = (adapter.a, adapter.b, words, state, float(adapter.scaling), end0, end1, helpers)
+    arguments = [*hopper.narrow_arguments(x, weight, bias, out), *added]
+    kernel.launch(blocks, threads, arguments, shared_bytes=dynamic)

@@ -168,17 +168,21 @@ def wide_macros(weight: PackedWeight, choice: Choice) -> dict[str, int]:
     }
 
 
+def narrow_arguments(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor
+) -> list[driver.Argument]:
+    """Return the arguments of `linear_narrow` for a layer without an adapter."""
+    tensors = (weight.packs, x, bias, weight.gain, out, table(weight))
+    return [*tensors, len(x), *weight.shape, x.stride(0), weight.packs.shape[1]]
+
+
 def table_bytes(weight: PackedWeight) -> int:
     """Return the bytes of dynamic shared memory that a format's table takes in either kernel."""
     return _NF4_TABLE if weight.format == "nf4" else 0
 
 
 def narrow(
-    x: Tensor,
-    weight: PackedWeight,
-    bias: Tensor | None,
-    out: Tensor,
-    choice: Choice,
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor, choice: Choice
 ) -> None:
     """Write y = x W^T (+ bias) for at most 32 rows, on the current stream.
 
@@ -188,32 +192,16 @@ def narrow(
         Rows contiguous and 16-byte aligned; the row stride a multiple of 8.
     out : Tensor, (M, N), bfloat16
     """
-    M, (N, K) = x.shape[0], weight.shape
-    device = x.device.index
-    macros = narrow_macros(weight, choice, M)
+    macros = tuple(narrow_macros(weight, choice, x.shape[0]).items())
     dynamic = table_bytes(weight)
     # The static arrays count towards the limit too, so ask for all that is possible.
-    kernel = driver.load(NARROW_FILES, "linear_narrow", tuple(macros.items()), device, 3 * dynamic)
-    row_tiles16, packs, _ = weight.packs.shape
-    blocks = -(-row_tiles16 // choice.row_tiles)
-    kernel.launch(
-        (blocks, 1),
-        choice.warps * 32,
-        [
-            weight.packs, x, bias, weight.gain, out, table(weight),
-            M, N, K, x.stride(0), packs,
-        ],
-        shared_bytes=dynamic,
-    )  # fmt: skip
+    kernel = driver.load(NARROW_FILES, "linear_narrow", macros, x.device.index, 3 * dynamic)
+    blocks = -(-weight.packs.shape[0] // choice.row_tiles)
+    arguments = narrow_arguments(x, weight, bias, out)
+    kernel.launch(blocks, choice.warps * 32, arguments, shared_bytes=dynamic)
 
 
-def wide(
-    x: Tensor,
-    weight: PackedWeight,
-    bias: Tensor | None,
-    out: Tensor,
-    choice: Choice,
-) -> None:
+def wide(x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor, choice: Choice) -> None:
     """Write y = x W^T (+ bias) with warpgroup products; arguments as `narrow`'s."""
     M, (N, K) = x.shape[0], weight.shape
     device = x.device.index
@@ -235,17 +223,16 @@ def wide(
     stream = torch.cuda.current_stream().cuda_stream
     floats = 2 * blocks * block_rows * choice.tokens if cluster == 1 else 0
     x_map = driver.tensor_map(x.data_ptr(), M, K, x.stride(0), choice.tokens)
+    tensors = (x_map, weight.packs, bias, weight.gain, out, table(weight))
+    shared = (_workspace(device, stream, _rounded(floats)), _counters(device, stream))
+    sizes = (M, N, packs, row_tiles16, token_tiles, tiles, whole)
     kernel.launch(
-        (blocks, 1),
+        blocks,
         (choice.consumers + 1) * 128,
-        [
-            x_map, weight.packs, bias, weight.gain, out, table(weight),
-            _workspace(device, stream, _rounded(floats)), _counters(device, stream),
-            M, N, packs, row_tiles16, token_tiles, tiles, whole,
-        ],
+        [*tensors, *shared, *sizes],
         shared_bytes=shared_bytes,
         cluster=cluster,
-    )  # fmt: skip
+    )
 
 
 def _stages(choice: Choice, table_bytes: int) -> tuple[int, int]:
@@ -290,7 +277,7 @@ def dequantize_packs(
     tiles, packs, _ = weight.packs.shape
     scale = weight.extras["encode_scale"] if spec.has_global_scale else weight.gain
     kernel.launch(
-        (-(-tiles * packs // 8), 1),
+        -(-tiles * packs // 8),
         256,
         [weight.packs, scale, codebook("nf4", weight.device), out, N, K, packs, tiles],
     )

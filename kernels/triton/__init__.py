@@ -1,4 +1,7 @@
-"""Kernels in Triton, for every GPU from compute capability 8.0 on."""
+"""Kernels in Triton, for every GPU from compute capability 8.0 on.
+
+Long lists of a kernel's parameters stand by groups: tensors, numbers, then constants.
+"""
 
 import functools
 

@@ -42,9 +42,10 @@ _MAX_PARTS = 40
 
 @triton.jit
 def _project_kernel(
-    x, a, z, partial, arrived, M, K, x_stride, total_rank, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr, WIDEN: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    x, a, z, partial, arrived,
+    M, K, x_stride, total_rank,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr,
+    WIDEN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     part = tl.program_id(1)
@@ -156,18 +157,20 @@ def project(x: Tensor, a: Tensor, *, overlap: bool, arrived: Tensor | None = Non
     parts = triton.cdiv(slices, steps)
     z = torch.empty(M, R, dtype=x.dtype, device=x.device)
     partial = torch.empty(parts * R * rows * tiles, dtype=torch.float32, device=x.device)
+    tensors, numbers = (x, a, z, partial, arrived), (M, K, x.stride(0), R)
+    constants = (rows, _COLUMNS, steps, parts, x.dtype == torch.float32, overlap)
     _project_kernel[(R // 16, parts, tiles)](
-        x, a, z, partial, arrived, M, K, x.stride(0), R, rows, _COLUMNS, steps, parts,
-        x.dtype == torch.float32, overlap, num_warps=4, **launch(overlap),
-    )  # fmt: skip
+        *tensors, *numbers, *constants, num_warps=4, **launch(overlap)
+    )
     return z
 
 
 @triton.jit
 def _add_kernel(
-    y, z, b, scaling, M, y_stride, end0, end1, z_stride, RANK: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    y, z, b,
+    scaling, M, y_stride, end0, end1, z_stride,
+    RANK: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDEN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     m = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -217,20 +220,20 @@ def add_adapter(
     if columns < 16:
         raise ValueError(f"projections end at {ends} of {N}; multiples of 16 are needed")
     rows = 16 if M <= 64 else 64
-    edges = (*ends, N, N)[:2]
+    numbers = (scaling, M, y.stride(0), *(*ends, N, N)[:2], z.stride(0))
+    constants = (rank, _chunk(rank), rows, columns, y.dtype == torch.float32, overlap)
     _add_kernel[(N // columns, triton.cdiv(M, rows))](
-        y, z, b, scaling, M, y.stride(0), edges[0], edges[1], z.stride(0), rank,
-        _chunk(rank), rows, columns, y.dtype == torch.float32, overlap, num_warps=4,
-        **launch(overlap),
-    )  # fmt: skip
+        y, z, b, *numbers, *constants, num_warps=4, **launch(overlap)
+    )
     return y
 
 
 @triton.jit
 def _swiglu_kernel(
-    gate_up, z, b, y, scaling, M, stride, z_stride, I: tl.constexpr, RANK: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    gate_up, z, b, y,
+    scaling, M, stride, z_stride,
+    I: tl.constexpr, RANK: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDEN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     m = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -293,9 +296,9 @@ def adapted_swiglu(
     chunk = _chunk(rank)
     # A rank of several chunks would spill in a wider tile, on cards before Hopper.
     rows, columns = (16, 128) if M <= 64 else (64, 32 if rank > chunk else 64)
+    numbers = (scaling, M, gate_up.stride(0), z.stride(0))
+    constants = (I, rank, chunk, rows, columns, gate_up.dtype == torch.float32, overlap)
     _swiglu_kernel[(triton.cdiv(I, columns), triton.cdiv(M, rows))](
-        gate_up, z, b, y, scaling, M, gate_up.stride(0), z.stride(0), I, rank,
-        chunk, rows, columns, gate_up.dtype == torch.float32, overlap,
-        num_warps=4, **launch(overlap),
-    )  # fmt: skip
+        gate_up, z, b, y, *numbers, *constants, num_warps=4, **launch(overlap)
+    )
     return y

@@ -33,8 +33,8 @@ _PART = 2048
 
 @triton.jit
 def _parts_kernel(
-    logits, maxima, sums, temperature, V, parts, PART: tl.constexpr, GREEDY: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    logits, maxima, sums, temperature, V, parts,
+    PART: tl.constexpr, GREEDY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -56,9 +56,11 @@ def _parts_kernel(
 
 @triton.jit
 def _choose_kernel(
-    logits, maxima, sums, temperature, tokens, positions, counts, limits, status, uniforms,
-    out_tokens, out_logprobs, ends, V, parts, T, PART: tl.constexpr, PARTS: tl.constexpr,
-    ENDS: tl.constexpr, GREEDY: tl.constexpr, OVERLAP: tl.constexpr,
+    logits, maxima, sums, temperature,
+    tokens, positions, counts, limits, status, uniforms, out_tokens, out_logprobs, ends,
+    V, parts, T,
+    PART: tl.constexpr, PARTS: tl.constexpr, ENDS: tl.constexpr,
+    GREEDY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     p = tl.arange(0, PARTS)
@@ -134,14 +136,15 @@ def choose(logits: Tensor, rows: StepRows, *, greedy: bool, overlap: bool) -> No
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         raise ValueError(f"logits are {logits.dtype}; they must be float32 and contiguous")
     parts = triton.cdiv(V, _PART)
-    maxima = torch.empty(2, M, parts, dtype=torch.float32, device=logits.device)
+    maxima, sums = torch.empty(2, M, parts, dtype=torch.float32, device=logits.device).unbind()
+    drawn = (logits, maxima, sums, rows.temperature)
     _parts_kernel[(M, parts)](
-        logits, maxima[0], maxima[1], rows.temperature, V, parts, _PART, greedy, overlap,
-        num_warps=4, **launch(overlap),
-    )  # fmt: skip
+        *drawn, V, parts, _PART, greedy, overlap, num_warps=4, **launch(overlap)
+    )
+    state = (rows.tokens, rows.positions, rows.counts, rows.limits, rows.status, rows.uniforms)
+    outputs = (rows.out_tokens, rows.out_logprobs, rows.ends)
+    numbers = (V, parts, rows.out_tokens.shape[1])
+    constants = (_PART, triton.next_power_of_2(parts), len(rows.ends), greedy, overlap)
     _choose_kernel[(M,)](
-        logits, maxima[0], maxima[1], rows.temperature, rows.tokens, rows.positions, rows.counts,
-        rows.limits, rows.status, rows.uniforms, rows.out_tokens, rows.out_logprobs, rows.ends, V,
-        parts, rows.out_tokens.shape[1], _PART, triton.next_power_of_2(parts), len(rows.ends),
-        greedy, overlap, num_warps=8, **launch(overlap),
-    )  # fmt: skip
+        *drawn, *state, *outputs, *numbers, *constants, num_warps=8, **launch(overlap)
+    )

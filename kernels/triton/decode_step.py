@@ -38,8 +38,9 @@ def wait(OVERLAP: tl.constexpr):
 
 @triton.jit
 def _add_norm_kernel(
-    residual, update, gain, noise, stream, normed, update_stride, eps, H: tl.constexpr,
-    BLOCK: tl.constexpr, HAS_UPDATE: tl.constexpr, HAS_NOISE: tl.constexpr, OVERLAP: tl.constexpr,
+    residual, update, gain, noise, stream, normed, update_stride, eps,
+    H: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_UPDATE: tl.constexpr, HAS_NOISE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -85,11 +86,11 @@ def add_norm(
     normed = torch.empty_like(residual)
     stream = residual if update is None else torch.empty_like(residual)
     block = triton.next_power_of_2(H)
-    _add_norm_kernel[(M,)](
-        residual, update, gain, noise, stream, normed, 0 if update is None else update.stride(0),
-        eps, H, block, update is not None, noise is not None, overlap,
-        num_warps=4 if block <= 1024 else 8 if block <= 4096 else 16, **launch(overlap),
-    )  # fmt: skip
+    tensors = (residual, update, gain, noise, stream, normed)
+    stride = 0 if update is None else update.stride(0)
+    constants = (H, block, update is not None, noise is not None, overlap)
+    warps = 4 if block <= 1024 else 8 if block <= 4096 else 16
+    _add_norm_kernel[(M,)](*tensors, stride, eps, *constants, num_warps=warps, **launch(overlap))
     return stream, normed
 
 
@@ -100,8 +101,9 @@ def launch(overlap: bool) -> dict[str, bool]:
 
 @triton.jit
 def _turned(
-    low, high, cos, sin, at, half, D: tl.constexpr, gain, eps,
-    HAS_GAIN: tl.constexpr, TYPE: tl.constexpr,
+    low, high,
+    cos, sin, at, half, D: tl.constexpr,
+    gain, eps, HAS_GAIN: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Apply the head norm and rotate: low and high are the halves, (rows, D / 2), float32."""
     # The head norm, rounded before the gain and after it, as the reference rounds.
@@ -123,11 +125,12 @@ def _turned(
 
 @triton.jit
 def _attend_kernel(
-    qkv, cos, sin, positions, table, key_cache, value_cache, q_gain, k_gain, out, partial, arrived,
-    factor, eps, qkv_stride, table_stride, block_size: tl.constexpr,
-    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
-    SPLITS: tl.constexpr, TILE: tl.constexpr, HAS_GAIN: tl.constexpr, WIDEN: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    qkv, cos, sin, positions, table, key_cache, value_cache,
+    q_gain, k_gain, out, partial, arrived,
+    factor, eps, qkv_stride, table_stride,
+    block_size: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr,
+    ROWS: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
+    HAS_GAIN: tl.constexpr, WIDEN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -303,13 +306,14 @@ def attend_step(
         raise ValueError(f"{M} rows; the workspace was made for {len(workspace.splits)}")
     out = torch.empty(M, query_heads * D, dtype=qkv.dtype, device=qkv.device)
     splits = workspace.splits[M]
+    inputs = (qkv, rotation.cos, rotation.sin, positions, table, cache.keys, cache.values)
+    others = (heads.q_gain, heads.k_gain, out, workspace.partial, workspace.arrived)
+    numbers = (heads.scaling * math.log2(math.e), heads.eps, qkv.stride(0), table.stride(0))
+    sizes = (block_size, query_heads, key_heads, D, workspace.rows, splits, 64)
+    flags = (heads.q_gain is not None, qkv.dtype == torch.float32, overlap)
     _attend_kernel[(M, key_heads, splits)](
-        qkv, rotation.cos, rotation.sin, positions, table, cache.keys, cache.values, heads.q_gain,
-        heads.k_gain, out, workspace.partial, workspace.arrived, heads.scaling * math.log2(math.e),
-        heads.eps, qkv.stride(0), table.stride(0), block_size, query_heads, key_heads, D,
-        workspace.rows, splits, 64, heads.q_gain is not None, qkv.dtype == torch.float32, overlap,
-        num_warps=4, num_stages=3, **launch(overlap),
-    )  # fmt: skip
+        *inputs, *others, *numbers, *sizes, *flags, num_warps=4, num_stages=3, **launch(overlap)
+    )
     return out
 
 

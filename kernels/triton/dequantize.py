@@ -22,8 +22,8 @@ _BYTES = 1024
 
 @triton.jit
 def _dequantize_kernel(
-    codes, scales, encode, codebook, out, total, BLOCK_BYTES: tl.constexpr,
-    KIND: tl.constexpr, BYTES: tl.constexpr,
+    codes, scales, encode, codebook, out, total,
+    BLOCK_BYTES: tl.constexpr, KIND: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
     valid = at < total
@@ -69,9 +69,9 @@ def dequantize(
     elif out.shape != (N, K) or not out.is_contiguous():
         raise ValueError(f"out has shape {tuple(out.shape)}; it must be ({N}, {K}), contiguous")
     total = N * K // 2
+    stored = (weight.codes.contiguous(), scales.contiguous(), weight.encode_scale)
+    table = codebook(weight.format, weight.device)
     _dequantize_kernel[(triton.cdiv(total, _BYTES),)](
-        weight.codes.contiguous(), scales.contiguous(), weight.encode_scale,
-        codebook(weight.format, weight.device), out, total, weight.block // 2, kind, _BYTES,
-        num_warps=4, **FUSED,
-    )  # fmt: skip
+        *stored, table, out, total, weight.block // 2, kind, _BYTES, num_warps=4, **FUSED
+    )
     return out

@@ -45,8 +45,8 @@ def chunk_rows(V: int) -> int:
 
 @triton.jit
 def _forward_kernel(
-    logits, token_ids, logprobs, entropy, normaliser, inverse_temperature, V, BLOCK: tl.constexpr,
-):  # fmt: skip
+    logits, token_ids, logprobs, entropy, normaliser, inverse_temperature, V, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -108,12 +108,7 @@ def _backward_kernel(
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        token_ids: Tensor,
-        temperature: float,
-        rows: int,
+        ctx: Any, hidden: Tensor, weight: Tensor, token_ids: Tensor, temperature: float, rows: int
     ) -> tuple[Tensor, Tensor]:
         T, V = hidden.shape[0], weight.shape[0]
         block = min(_BLOCK, triton.next_power_of_2(V))
@@ -122,10 +117,10 @@ class _TokenLogprobs(torch.autograd.Function):
         for at in range(0, T, rows):
             part = slice(at, at + rows)
             logits = float32_product(hidden[part], weight.t())
+            outputs = (logprobs[part], entropy[part], normaliser[part])
             _forward_kernel[(logits.shape[0],)](
-                logits, token_ids[part], logprobs[part], entropy[part], normaliser[part],
-                1.0 / temperature, V, block, num_warps=8, **FUSED,
-            )  # fmt: skip
+                logits, token_ids[part], *outputs, 1.0 / temperature, V, block, num_warps=8, **FUSED
+            )
             del logits
         ctx.save_for_backward(hidden, weight, token_ids, normaliser, entropy)
         ctx.temperature, ctx.rows = temperature, rows
@@ -144,10 +139,11 @@ class _TokenLogprobs(torch.autograd.Function):
             part = slice(at, at + ctx.rows)
             logits = float32_product(hidden[part], weight.t())
             grad = torch.empty(logits.shape, dtype=hidden.dtype, device=hidden.device)
+            saved = (token_ids[part], normaliser[part], entropy[part])
+            given = (grad_logprobs[part], grad_entropy[part])
             _backward_kernel[(logits.shape[0], triton.cdiv(V, block))](
-                logits, token_ids[part], normaliser[part], entropy[part], grad_logprobs[part],
-                grad_entropy[part], grad, 1.0 / ctx.temperature, V, block, num_warps=8, **FUSED,
-            )  # fmt: skip
+                logits, *saved, *given, grad, 1.0 / ctx.temperature, V, block, num_warps=8, **FUSED
+            )
             del logits
             if grad_hidden is not None:
                 torch.mm(grad, weight, out=grad_hidden[part])
@@ -161,10 +157,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def token_logprobs(
-    hidden: Tensor,
-    lm_head_weight: Tensor,
-    token_ids: Tensor,
-    temperature: float,
+    hidden: Tensor, lm_head_weight: Tensor, token_ids: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Return logprob and entropy of the policy at each row, (T,) float32, differentiable.
 

@@ -34,9 +34,7 @@ def _ordered(z):
 
 
 @triton.jit
-def _nucleus_kernel(
-    logits, temperature, share, V, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
+def _nucleus_kernel(logits, temperature, share, V, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     row = logits + tl.program_id(0).to(tl.int64) * V
     n = tl.arange(0, BLOCK)
     digits = tl.arange(0, 8)
@@ -91,7 +89,7 @@ def keep_nucleus(logits: Tensor, temperature: Tensor, share: float, *, overlap: 
     """Forbid all tokens of a row, in place, but the nucleus; see `reference_step.keep_nucleus`."""
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         raise ValueError(f"logits are {logits.dtype}; they must be float32 and contiguous")
-    _nucleus_kernel[(len(logits),)](
-        logits, temperature, share, logits.shape[1], _BLOCK, overlap, num_warps=16,
-        **launch(overlap),
-    )  # fmt: skip
+    M, V = logits.shape
+    _nucleus_kernel[(M,)](
+        logits, temperature, share, V, _BLOCK, overlap, num_warps=16, **launch(overlap)
+    )

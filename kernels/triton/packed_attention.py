@@ -39,9 +39,10 @@ from kernels.triton import FUSED
 
 @triton.jit
 def _rotate_kernel(
-    q, k, v, q_stride, k_stride, v_stride, cos, sin, out, out_stride, HQ: tl.constexpr,
-    HK: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
-    HALF: tl.constexpr, BACK: tl.constexpr,
+    q, k, v, q_stride, k_stride, v_stride,
+    cos, sin, out, out_stride,
+    HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr,
+    HEADS: tl.constexpr, KEYS: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS)[:, None]
@@ -89,19 +90,18 @@ def _rotate(
     """Write rotated q and k, (M, heads, D), and with `back` v, into the columns of `out`."""
     (M, query, D), key = q.shape, k.shape[1]
     if M:
-        _rotate_kernel[(M,)](
-            q, k, v, q.stride(0), k.stride(0), v.stride(0), cos, sin, out, out.stride(0),
-            query, key, D, triton.next_power_of_2(query + key),
-            triton.next_power_of_2(key), triton.next_power_of_2(D // 2), back, num_warps=4, **FUSED,
-        )  # fmt: skip
+        given = (q, k, v, q.stride(0), k.stride(0), v.stride(0))
+        blocks = (triton.next_power_of_2(n) for n in (query + key, key, D // 2))
+        constants = (query, key, D, *blocks, back)
+        _rotate_kernel[(M,)](*given, cos, sin, out, out.stride(0), *constants, num_warps=4, **FUSED)
 
 
 # Strides are numbers of tokens, and l1 begins behind the prompts': a kernel for each divisor of
 # theirs would be compiled in a step.
 @triton.jit(do_not_specialize=["l1_stride", "l2_stride"], do_not_specialize_on_alignment=["l1"])
 def _join_kernel(
-    o1, l1, o2, l2, l1_stride, l2_stride, H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    o1, l1, o2, l2, l1_stride, l2_stride,
+    H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS)
@@ -126,43 +126,48 @@ def _join(o1: Tensor, l1: Tensor, o2: Tensor, l2: Tensor) -> None:
     """Join outputs (M, H, D) and log-sums (H, M) of two parts of the keys, in the first's place."""
     M, H, D = o1.shape
     if M:
-        _join_kernel[(M,)](
-            o1, l1, o2, l2, l1.stride(0), l2.stride(0), H, D, triton.next_power_of_2(H),
-            triton.next_power_of_2(D), num_warps=4, **FUSED,
-        )  # fmt: skip
+        sizes = (H, D, triton.next_power_of_2(H), triton.next_power_of_2(D))
+        _join_kernel[(M,)](o1, l1, o2, l2, l1.stride(0), l2.stride(0), *sizes, num_warps=4, **FUSED)
+
+
+# Where sequences of queries and of keys end, and the tokens of the longest of each.
+Bounds = tuple[Tensor, Tensor, int, int]
 
 
 def _flash(
-    q: Tensor, k: Tensor, v: Tensor, ends: tuple[Tensor, Tensor], most: tuple[int, int],
-    causal: bool, scale: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return outputs (M, Hq, D) and log-sums (Hq, M) of sequences that end at `ends`."""
-    out = torch.ops.aten._flash_attention_forward(
-        q, k, v, *ends, *most, 0.0, causal, False, scale=scale
-    )
+    q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return outputs (M, Hq, D) and log-sums (Hq, M) of sequences."""
+    out = torch.ops.aten._flash_attention_forward(q, k, v, *bounds, 0.0, causal, False, scale=scale)
     return out[0], out[1]
 
 
 def _flash_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor,
-    ends: tuple[Tensor, Tensor], most: tuple[int, int], causal: bool, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k and v."""
+    given: Sequence[Tensor], bounds: Bounds, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k, v; given that of the output, and q, k, v, out and log-sums."""
     # The state of a random generator, which without dropout nothing reads.
-    unused = torch.empty(2, dtype=torch.uint64, device=q.device)
+    unused = torch.empty(2, dtype=torch.uint64, device=given[0].device)
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
-        grad, q, k, v, out, log_sums, *ends, *most, 0.0, causal, unused, unused, scale=scale
+        *given, *bounds, 0.0, causal, unused, unused, scale=scale
     )
     return grads
 
 
+def _own(s: Segments) -> Bounds:
+    return s.ends, s.ends, s.longest, s.longest
+
+
+def _joined(s: Segments) -> Bounds:
+    return s.query_ends, s.key_ends, s.longest_queries, s.longest_keys
+
+
 def _attend(q: Tensor, k: Tensor, v: Tensor, s: Segments, scale: float) -> tuple[Tensor, Tensor]:
     """Return attention's output, (M, Hq, D), and the log-sums, (Hq, M)."""
-    out, log_sums = _flash(q, k, v, (s.ends, s.ends), (s.longest, s.longest), True, scale)
+    out, log_sums = _flash(q, k, v, _own(s), True, scale)
     if s.shared:
         rest, seen = slice(s.begin, s.end), slice(0, s.seen)
-        joined = (s.query_ends, s.key_ends), (s.longest_queries, s.longest_keys)
-        o2, l2 = _flash(q[rest], k[seen], v[seen], *joined, False, scale)
+        o2, l2 = _flash(q[rest], k[seen], v[seen], _joined(s), False, scale)
         _join(out[rest], log_sums[:, rest], o2, l2)
     return out, log_sums
 
@@ -186,16 +191,12 @@ class _PackedAttention(torch.autograd.Function):
         s, scale = ctx.s, ctx.scale
         q, k, v = _split(qkv, ctx.heads, cos.shape[1])
         grad = grads[0].view(out.shape)
-        dq, dk, dv = _flash_backward(
-            grad, q, k, v, out, log_sums, (s.ends, s.ends), (s.longest, s.longest), True, scale
-        )
+        dq, dk, dv = _flash_backward((grad, q, k, v, out, log_sums), _own(s), True, scale)
         if s.shared:
             rest, seen = slice(s.begin, s.end), slice(0, s.seen)
-            joined = (s.query_ends, s.key_ends), (s.longest_queries, s.longest_keys)
-            again = _flash_backward(
-                grad[rest], q[rest], k[seen], v[seen], out[rest], log_sums[:, rest].contiguous(),
-                *joined, False, scale,
-            )  # fmt: skip
+            after = (out[rest], log_sums[:, rest].contiguous())
+            given = (grad[rest], q[rest], k[seen], v[seen], *after)
+            again = _flash_backward(given, _joined(s), False, scale)
             torch._foreach_add_([dq[rest], dk[seen], dv[seen]], list(again))
         grad_qkv = torch.empty_like(qkv)
         _rotate(dq, dk, dv, cos, sin, grad_qkv, back=True)
@@ -209,13 +210,7 @@ def _split(qkv: Tensor, query_heads: int, D: int) -> Sequence[Tensor]:
 
 
 def packed_attention(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    segments: Segments,
-    *,
-    query_heads: int,
-    scale: float,
+    qkv: Tensor, cos: Tensor, sin: Tensor, segments: Segments, *, query_heads: int, scale: float
 ) -> Tensor:
     """Rotate queries and keys and attend causally inside each row of a packed pass.
 

@@ -61,7 +61,7 @@ def _two(word, PLACE: tl.constexpr):
 @triton.jit
 def _finish(
     y, n, m, target, out, bias, arrived, M, N, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr
-):  # fmt: skip
+):
     """Store y, (rows of W, rows of x); the last of several splits adds their parts up in order."""
     # Places in y (M, N) of this tile of y^T, (rows of W, rows of x).
     valid = (n < N)[:, None] & (m < M)[None, :]
@@ -87,9 +87,10 @@ def _finish(
 
 @triton.jit(do_not_specialize=["M"])
 def _one_kernel(
-    x, codes, scales, encode, bias, target, out, arrived, M, N, GROUPS: tl.constexpr,
-    SHARE: tl.constexpr, KIND: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    x, codes, scales, encode, bias, target, out, arrived,
+    M, N,
+    GROUPS: tl.constexpr, SHARE: tl.constexpr, KIND: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """One row of x, without the matrix unit."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -153,10 +154,11 @@ def _eight(word, KIND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def _tile_kernel(
-    x, codes, scales, encode, bias, target, out, arrived, M, N, x_stride,
+    x, codes, scales, encode, bias, target, out, arrived,
+    M, N, x_stride,
     GROUPS: tl.constexpr, SHARE: tl.constexpr, KIND: tl.constexpr, SPLITS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    WIDEN: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     valid_n = n < N
@@ -274,24 +276,22 @@ def _launch(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor
             arrived = _counters(x.device.index, torch.cuda.current_stream().cuda_stream)
         else:
             arrived = torch.zeros(row_blocks, dtype=torch.int32)
-    arguments = (
-        weight.codes.contiguous().view(torch.int64),
-        weight.block_scales.view(torch.uint8).contiguous(), weight.encode_scale,
-        bias, target, out, arrived, M, N,
-    )  # fmt: skip
-    cut = (weight.block // 16, kind, splits)
+    codes = weight.codes.contiguous().view(torch.int64)
+    scales = weight.block_scales.view(torch.uint8).contiguous()
+    arguments = (codes, scales, weight.encode_scale, bias, target, out, arrived, M, N)
+    cut = (groups, weight.block // 16, kind, splits)
+    block = (block_n, blocks, bias is not None)
     if M == 1:
         turned = x.reshape(groups, 16).t().contiguous()  # (16, groups): by place in a group
         _one_kernel[(row_blocks, splits)](
-            turned, *arguments, groups, *cut, block_n, blocks, bias is not None,
-            num_warps=4, num_stages=2, **FUSED,
-        )  # fmt: skip
+            turned, *arguments, *cut, *block, num_warps=4, num_stages=2, **FUSED
+        )
     else:
         x = x if x.stride(1) == 1 else x.contiguous()
         widen = x.device.type == "cpu" or x.dtype == torch.float32
         # A tile of 128 rows and its sums outgrow the registers of four warps.
         warps = 4 if M <= 64 else 8
+        constants = (*cut, max(16, triton.next_power_of_2(M)), *block, widen)
         _tile_kernel[(row_blocks, splits)](
-            x, *arguments, x.stride(0), groups, *cut, max(16, triton.next_power_of_2(M)),
-            block_n, blocks, bias is not None, widen, num_warps=warps, num_stages=3, **FUSED,
-        )  # fmt: skip
+            x, *arguments, x.stride(0), *constants, num_warps=warps, num_stages=3, **FUSED
+        )

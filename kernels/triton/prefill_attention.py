@@ -25,9 +25,10 @@ from kernels.triton import FUSED, on_hopper
 
 @triton.jit
 def _prefill_kernel(
-    q, key_cache, value_cache, table, tiles, out, factor, table_stride, block_size: tl.constexpr,
-    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
-    WIDEN: tl.constexpr,
+    q, key_cache, value_cache, table, tiles, out,
+    factor, table_stride,
+    block_size: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr,
+    TILE: tl.constexpr, KEYS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     head = tl.program_id(1)
@@ -85,13 +86,7 @@ def _prefill_kernel(
 
 
 def prefill_attention(
-    q: Tensor,
-    cache: LayerCache,
-    table: Tensor,
-    tiles: Tensor,
-    scale: float,
-    *,
-    tile: int = 64,
+    q: Tensor, cache: LayerCache, table: Tensor, tiles: Tensor, scale: float, *, tile: int = 64
 ) -> Tensor:
     """Attend from new tokens, each to its own sequence up to itself: (M, Hq * D).
 
@@ -108,9 +103,10 @@ def prefill_attention(
     out = torch.empty(M, query_heads * D, dtype=q.dtype, device=q.device)
     # Elsewhere operands take registers, and tiles of 64 keys would not leave enough of them.
     keys = 64 if on_hopper(q.device) else 32
+    tensors = (q, cache.keys, cache.values, table, tiles, out)
+    numbers = (scale * math.log2(math.e), table.stride(0))
+    constants = (block_size, query_heads, key_heads, D, tile, keys, q.dtype == torch.float32)
     _prefill_kernel[(len(tiles), query_heads)](
-        q, cache.keys, cache.values, table, tiles, out, scale * math.log2(math.e), table.stride(0),
-        block_size, query_heads, key_heads, D, tile, keys, q.dtype == torch.float32,
-        num_warps=4, num_stages=2, **FUSED,
-    )  # fmt: skip
+        *tensors, *numbers, *constants, num_warps=4, num_stages=2, **FUSED
+    )
     return out

@@ -127,8 +127,8 @@ def _fast_scale(amax, g, inverse, BF16: tl.constexpr):
 
 @triton.jit
 def _fast_kernel(
-    weight, encode, codes, scales, blocks, ROWS: tl.constexpr, TILES: tl.constexpr,
-    BF16: tl.constexpr,
+    weight, encode, codes, scales, blocks,
+    ROWS: tl.constexpr, TILES: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
     """NVFP4 of bfloat16 pairs; see the module's docstring."""
     row = tl.program_id(0).to(tl.int64) * (ROWS * TILES) + tl.arange(0, ROWS)
@@ -206,8 +206,9 @@ def _fast_code(scaled):
 
 @triton.jit
 def _quantize_kernel(
-    weight, encode, bounds, codes, scales, blocks, KIND: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr, PAIRS: tl.constexpr, LEAST: tl.constexpr, BF16: tl.constexpr,
+    weight, encode, bounds, codes, scales, blocks,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    PAIRS: tl.constexpr, LEAST: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     valid = row < blocks
@@ -277,25 +278,22 @@ def quantize_blocks(
     rows = _ELEMENTS // spec.block
     pairs = weight.dtype == torch.bfloat16
     rounds = recipe == "bfloat16"
+    source = weight.view(torch.int32) if pairs else weight
     if pairs and kind == 0 and weight.is_cuda:
+        cut = (_FAST_ROWS, _FAST_TILES)
         _fast_kernel[(triton.cdiv(blocks, _FAST_ROWS * _FAST_TILES),)](
-            weight.view(torch.int32), encode, codes, scales, blocks, _FAST_ROWS, _FAST_TILES,
-            rounds, num_warps=4, **FUSED,
-        )  # fmt: skip
+            source, encode, codes, scales, blocks, *cut, rounds, num_warps=4, **FUSED
+        )
         return codes, scales
+    constants = (kind, spec.block, rows, pairs, _LEAST_BITS, rounds)
     _quantize_kernel[(triton.cdiv(blocks, rows),)](
-        weight.view(torch.int32) if pairs else weight, encode, bounds, codes, scales, blocks,
-        kind, spec.block, rows, pairs, _LEAST_BITS, rounds, num_warps=4, **FUSED,
-    )  # fmt: skip
+        source, encode, bounds, codes, scales, blocks, *constants, num_warps=4, **FUSED
+    )
     return codes, scales
 
 
 def quantize(
-    weight: Tensor,
-    format: str,
-    *,
-    global_scale: Tensor | None = None,
-    recipe: str = "float32",
+    weight: Tensor, format: str, *, global_scale: Tensor | None = None, recipe: str = "float32"
 ) -> QuantizedWeight:
     """Quantise a weight matrix, (N, K), on its device.
 

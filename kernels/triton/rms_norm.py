@@ -31,8 +31,8 @@ _PARTIALS = 264
 
 @triton.jit
 def _forward_kernel(
-    x, gain, noise, y, rstd, eps, x_stride, H: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_NOISE: tl.constexpr,
+    x, gain, noise, y, rstd, eps, x_stride,
+    H: tl.constexpr, BLOCK: tl.constexpr, HAS_NOISE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -52,9 +52,9 @@ def _forward_kernel(
 # A kernel for each divisor of the number of rows would be compiled in a step.
 @triton.jit(do_not_specialize=["rows"])
 def _backward_kernel(
-    grad_y, x, gain, noise, rstd, beside, grad_x, grad_gain, rows, H: tl.constexpr,
-    BLOCK: tl.constexpr, HAS_NOISE: tl.constexpr, HAS_BESIDE: tl.constexpr,
-    WANTS_GAIN: tl.constexpr,
+    grad_y, x, gain, noise, rstd, beside, grad_x, grad_gain, rows,
+    H: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_NOISE: tl.constexpr, HAS_BESIDE: tl.constexpr, WANTS_GAIN: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     at = tl.arange(0, BLOCK)
@@ -95,10 +95,10 @@ def norm_rows(
     y = torch.empty(rows, H, dtype=dtype, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows:
+        constants = (H, block, noise is not None)
         _forward_kernel[(rows,)](
-            x, gain, noise, y, rstd, eps, x.stride(0), H, block, noise is not None,
-            num_warps=_warps(block), **FUSED,
-        )  # fmt: skip
+            x, gain, noise, y, rstd, eps, x.stride(0), *constants, num_warps=_warps(block), **FUSED
+        )
     return y, rstd
 
 
@@ -129,10 +129,9 @@ def norm_backward(
     partials = rstd.new_zeros(programs, H) if wants_gain else rstd
     block = triton.next_power_of_2(H)
     if rows:
-        _backward_kernel[(programs,)](
-            grad, x, gain, noise, rstd, beside, grad_x, partials, rows, H, block,
-            noise is not None, beside is not None, wants_gain, num_warps=_warps(block), **FUSED,
-        )  # fmt: skip
+        tensors = (grad, x, gain, noise, rstd, beside, grad_x, partials)
+        constants = (H, block, noise is not None, beside is not None, wants_gain)
+        _backward_kernel[(programs,)](*tensors, rows, *constants, num_warps=_warps(block), **FUSED)
     return grad_x, partials.sum(0).to(gain.dtype) if wants_gain else None
 
 

@@ -82,8 +82,8 @@ def rotary_write(
     B = qkv.shape[0]
     q = torch.empty(B, query_heads, D, dtype=qkv.dtype, device=qkv.device)
     if B:
+        tensors = (qkv, rotation.cos, rotation.sin, positions, slots, q, cache.keys, cache.values)
         _rotary_kernel[(B, query_heads + 2 * key_heads)](
-            qkv, rotation.cos, rotation.sin, positions, slots, q, cache.keys, cache.values,
-            qkv.stride(0), query_heads, key_heads, D, num_warps=1, **FUSED,
-        )  # fmt: skip
+            *tensors, qkv.stride(0), query_heads, key_heads, D, num_warps=1, **FUSED
+        )
     return q

@@ -45,18 +45,19 @@ def test_completions_out_of_their_prompts_order_are_refused():
         segments_of(([3, 5], [0, 4], [0, 1]))
 
 
-def plain_flash(q, k, v, ends, most, causal, scale):
+def plain_flash(q, k, v, bounds, causal, scale):
     """Do what flash attention does, by its formula: outputs and log-sums."""
-    scores, k, v = _scores(q, k, v, ends, causal, scale)
+    scores, k, v = _scores(q, k, v, bounds[:2], causal, scale)
     log_sums = scores.logsumexp(-1)  # (H, M)
     out = torch.einsum("hqk,khd->qhd", (scores - log_sums[..., None]).exp(), v)
     return out.contiguous(), log_sums
 
 
-def plain_flash_backward(grad, q, k, v, out, log_sums, ends, most, causal, scale):
+def plain_flash_backward(given, bounds, causal, scale):
     """Do what flash attention's backward does: probabilities from the log-sums it is given."""
+    grad, q, k, v, out, log_sums = given
     heads = k.shape[1]
-    scores, k, v = _scores(q, k, v, ends, causal, scale)
+    scores, k, v = _scores(q, k, v, bounds[:2], causal, scale)
     p = (scores - log_sums[..., None]).exp()
     dp = torch.einsum("qhd,khd->hqk", grad, v)
     ds = p * (dp - (grad * out).sum(-1).t()[..., None]) * scale
@@ -85,10 +86,8 @@ def test_interpreted_parts_joined_are_the_whole(lengths, monkeypatch):
 
     monkeypatch.setattr(packed_attention, "_flash", plain_flash)
     monkeypatch.setattr(packed_attention, "_flash_backward", plain_flash_backward)
-    own, plain = (
-        with_gradient(packed_attention.packed_attention, lengths),
-        with_gradient(reference_train.packed_attention, lengths),
-    )
+    both = (packed_attention.packed_attention, reference_train.packed_attention)
+    own, plain = (with_gradient(function, lengths) for function in both)
     for actual, expected in zip(own, plain, strict=True):
         torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
 
