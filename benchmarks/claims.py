@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -44,6 +44,7 @@ from repro.targets.steps import BF16, LENGTH_POINTS, NVFP4
 
 Values = Mapping[Any, float]
 _SEEDS = (0, 1, 2)
+_run = partial(RunConfig, target="claims", target_version=1, tier=Tier.SYSTEMS.value)
 _CONTEXT = RunContext(folder=Path(), threads=2)
 BATCHES = POINTS[0].batches
 # The 7B at every batch, in the engine of its target; of the 32B one batch.
@@ -71,7 +72,8 @@ def rollouts(name: str) -> dict[str, Values]:
     if foreign:  # nothing of it is blessed, and it is the slowest: a quarter of its steps
         points = tuple(dataclasses.replace(point, windows=3) for point in points)
     scale = ThroughputScale(points=points, bitsandbytes=(arm.name,) if foreign else ())
-    measured = measure_seeds([_run("throughput", arm, scale, s) for s in _SEEDS], _CONTEXT)
+    runs = [_run(procedure="throughput", arm=arm, scale=scale, seed=seed) for seed in _SEEDS]
+    measured = measure_seeds(runs, _CONTEXT)
     release()
     rates: dict[str, Values] = {}
     for metric in (rate(point.name, batch).name for point in points for batch in point.batches):
@@ -107,19 +109,13 @@ def claimed_step() -> dict[str, Values]:
 
 
 def _stepped(arm: StepArm, scale: StepScale) -> dict[str, Values]:
-    measured: Measured = measure_steps(_run("step_time", arm, scale, 0), _CONTEXT)
+    run = _run(procedure="step_time", arm=arm, scale=scale, seed=0)
+    measured: Measured = measure_steps(run, _CONTEXT)
     release()
     return {
         name: dict(enumerate(v for v in measured.series.get(name, [own.value]) if v is not None))
         for name, own in measured.metrics.items()
     }
-
-
-def _run(procedure: str, arm: Arm, scale: Any, seed: int) -> RunConfig:
-    return RunConfig(
-        target="claims", target_version=1, tier=Tier.SYSTEMS.value, procedure=procedure, arm=arm,
-        scale=scale, seed=seed,
-    )  # fmt: skip
 
 
 def ratio(above: Values, below: Values) -> float:

@@ -21,12 +21,12 @@ import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 from typing import Any
 
 from benchmarks.peers import sweep, table, workloads
@@ -38,16 +38,23 @@ from repro.spec.whole_files import replace_text
 ROOT = Path(__file__).resolve().parents[2]
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception)\b")
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory", re.IGNORECASE)
-_MEMORY = ["nvidia-smi", "--query-gpu=timestamp,memory.used", "--format=csv,noheader,nounits",
-           "-lms", "200", "--id"]  # fmt: skip
+_MEMORY = ("nvidia-smi", "--query-gpu=timestamp,memory.used", "--format=csv,noheader,nounits")
 # Nothing looks for a network; adapters are small, and Unsloth counts its users by a download.
-_OFFLINE = dict.fromkeys(
-    ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "DO_NOT_TRACK",
-     "VLLM_NO_USAGE_STATS", "UNSLOTH_DISABLE_STATISTICS", "UNSLOTH_VLLM_NO_FLASHINFER"), "1",
-) | {
-    "VLLM_HOST_IP": "127.0.0.1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "WANDB_DISABLED": "true",
-    "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false",
-}  # fmt: skip
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "UNSLOTH_DISABLE_STATISTICS": "1",
+    "UNSLOTH_VLLM_NO_FLASHINFER": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "WANDB_DISABLED": "true",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -59,10 +66,8 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--sweep", type=int, default=9, help="settings that are tried, at most")
     parser.add_argument("--folder", action="append", default=[], metavar="MODEL=FOLDER")
     parser.add_argument("--data", default="gsm8k", help="questions, as `train` takes them")
-    parser.add_argument(
-        "--python", action="append", default=[], metavar="NAME=PYTHON",
-        help="of the environment trl or unsloth; without it, this Python",
-    )  # fmt: skip
+    other = "of the environment trl or unsloth; without it, this Python"
+    parser.add_argument("--python", action="append", default=[], metavar="NAME=PYTHON", help=other)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("runs/peers.json"))
     parser.add_argument("--plan", action="store_true", help="name what is left, and run nothing")
@@ -76,7 +81,7 @@ def driver_memory(out: Path) -> Iterator[None]:
     """Let the driver's tool write the memory in use on the card, five times a second."""
     process, card = None, os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     with contextlib.suppress(FileNotFoundError), out.open("w") as file:
-        process = subprocess.Popen([*_MEMORY, card], stdout=file, stderr=file)
+        process = Popen([*_MEMORY, "-lms", "200", "--id", card], stdout=file, stderr=file)
     yield
     if process is not None:
         process.kill()
@@ -204,10 +209,9 @@ class Race:
 def followed(command: list[str], place: Path, environment: dict[str, str]) -> str | None:
     """Show what a process says until it ends; return the last error's sentence, if it failed."""
     sentence = ""
-    with subprocess.Popen(
-        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace",
-    ) as process:  # fmt: skip
+    with Popen(
+        command, cwd=place, env=environment, stdout=PIPE, stderr=STDOUT, text=True, errors="replace"
+    ) as process:
         for line in process.stdout or ():
             sys.stderr.write(line)
             sentence = line.strip() if _ERROR.match(line) else sentence

@@ -35,10 +35,8 @@ import torch
 from benchmarks.peers import harness
 from benchmarks.peers.harness import ALPHA, PROJECTIONS, RANK
 
-PACKAGES = (
-    "torch", "transformers", "peft", "trl", "accelerate", "datasets", "vllm", "unsloth",
-    "unsloth_zoo", "bitsandbytes", "xformers",
-)  # fmt: skip
+_OF_TRL = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "vllm")
+PACKAGES = (*_OF_TRL, "unsloth", "unsloth_zoo", "bitsandbytes", "xformers")
 _LEARNING_RATE = 1e-4
 
 
@@ -173,9 +171,12 @@ def trl_trainer(asked: Namespace, clock: StepClock) -> Any:
         model_init_kwargs={"dtype": asked.dtype, "attn_implementation": "sdpa"},
     )
     return GRPOTrainer(
-        model=asked.folder, reward_funcs=clock.reward, args=config, train_dataset=_dataset(asked),
+        model=asked.folder,
+        reward_funcs=clock.reward,
+        args=config,
+        train_dataset=_dataset(asked),
         peft_config=harness.adapter_settings(),
-    )  # fmt: skip
+    )
 
 
 def unsloth_trainer(asked: Namespace, clock: StepClock) -> Any:
@@ -218,9 +219,12 @@ def unsloth_trainer(asked: Namespace, clock: StepClock) -> Any:
         epsilon_high=0.2,
     )
     return GRPOTrainer(
-        model=model, processing_class=tokenizer, reward_funcs=[clock.reward], args=config,
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=[clock.reward],
+        args=config,
         train_dataset=_dataset(asked),
-    )  # fmt: skip
+    )
 
 
 def _load_cuda_12() -> None:

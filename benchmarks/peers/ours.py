@@ -52,6 +52,7 @@ from repro.spec.config import (
 from repro.spec.tier import Tier
 
 PACKAGES = ("qerl-repro", "torch", "triton", "transformers", "peft")
+_run = partial(RunConfig, target="peers", target_version=1, tier=Tier.PAPER.value)
 _LEARNING_RATE = 1e-5
 # Rows are small tensors on the host: BF16's step took 1.90 s with 32 threads, 1.13 s with these.
 _THREADS = 4
@@ -71,10 +72,7 @@ def run_of(way: str, scale: TrainScale, seed: int, reward: str = "") -> RunConfi
         loss=LossConfig(name="token_mean", aggregation="token_mean"),
         reward_function=reward_named(f"benchmarks.peers.harness:{reward}") if reward else None,
     )
-    return RunConfig(
-        target="peers", target_version=1, tier=Tier.PAPER.value, procedure="train", arm=arm,
-        scale=scale, seed=seed,
-    )  # fmt: skip
+    return _run(procedure="train", arm=arm, scale=scale, seed=seed)
 
 
 def scale_of(asked: Namespace, data: DataConfig, rate: float) -> TrainScale:

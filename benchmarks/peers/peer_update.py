@@ -85,9 +85,11 @@ class Update:
 
         self.device, self.dtype = torch.device(asked.device), getattr(torch, asked.dtype)
         in_4_bits = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=self.dtype,
-        )  # fmt: skip
+        )
         base: Any = AutoModelForCausalLM.from_pretrained(
             asked.folder,
             dtype=self.dtype,

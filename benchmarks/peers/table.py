@@ -126,10 +126,8 @@ def _matrix(title: str, entries: Sequence[Entry]) -> list[str]:
     return table([title, *columns], lines)
 
 
-_HEAD = (
-    "whole step", "way", "seconds", *PHASES, "tokens", "on the card", "start", "reward of 1 to 5",
-    "16 to 20",
-)  # fmt: skip
+_REWARDS = ("reward of 1 to 5", "16 to 20")
+_HEAD = ("whole step", "way", "seconds", *PHASES, "tokens", "on the card", "start", *_REWARDS)
 
 
 def _step_cells(entry: Entry) -> list[str]:

@@ -84,9 +84,15 @@ def point_of(model: str, lengths: str) -> StepPoint:
         return _LONG
     if model == "tiny":
         return StepPoint(
-            name="tiny", model="135m", prompts=2, group=2, prompt_tokens=5, completion_tokens=40,
-            mean_tokens=9, lengths="spread" if lengths == "spread" else "equal",
-        )  # fmt: skip
+            name="tiny",
+            model="135m",
+            prompts=2,
+            group=2,
+            prompt_tokens=5,
+            completion_tokens=40,
+            mean_tokens=9,
+            lengths="spread" if lengths == "spread" else "equal",
+        )
     return next(p for p in LENGTH_POINTS if (p.model, p.lengths) == (model, lengths))
 
 
