@@ -34,18 +34,18 @@ from repro.spec.whole_files import replace_files
 
 DPI = 150
 _Drawing = Callable[[Sequence[Checked], Path, str], Figure | None]
+_TABLES_5_TO_8 = ("table5", "table6", "table7", "table8")
+_MEMORY = ("memory", "memory_dense", "memory_formats", "memory_budgets")
 # The pictures of the systems tier: what draws them, a title, and the targets in them. Those without
 # are the paper's, by their first word.
 SYSTEMS_PICTURES: dict[str, tuple[_Drawing | None, str, tuple[str, ...]]] = {
-    "tables_5_to_8_throughput": (curves.by_batch, "Rollouts of Tables 5 to 8",
-                                 ("table5", "table6", "table7", "table8")),
+    "tables_5_to_8_throughput": (curves.by_batch, "Rollouts of Tables 5 to 8", _TABLES_5_TO_8),
     "table9_ranks": (None, "", ("table9",)),
     "figure11_ranks": (None, "", ("figure11",)),
     "rollout_throughput": (curves.by_batch, "Rollout of up to 256 rows", ("rollout",)),
     "table3_steps": (None, "", ("table3_3b", "table3", "table3_14b", "table3_32b")),
-    "memory": (bars.memory, "Memory of a GRPO step",
-               ("memory", "memory_dense", "memory_formats", "memory_budgets")),
-}  # fmt: skip
+    "memory": (bars.memory, "Memory of a GRPO step", _MEMORY),
+}
 # Without dates and versions: the same records give the same bytes.
 _METADATA = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _PAPERS_KINDS = (*_METADATA, "csv")

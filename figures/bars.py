@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from figures import captions
-from figures.style import frame, looks_of, new_figure, tidy
+from figures.style import frame, legend_key, looks_of, new_figure, tidy
 from repro.evidence.origins import grouped_by
 from repro.judge.check import Checked
 from repro.report.verdict_words import stated_bars
@@ -116,9 +116,9 @@ def memory(checks: Sequence[Checked], expected: Path, title: str) -> Figure | No
         Patch(color=style.colour, label=f"{style.label}, measured") for style in looks.values()
     ]
     keys += [
-        Line2D([], [], color="#000000", marker="D", mfc="white", linestyle="", label="planned"),
-        Line2D([], [], color="#000000", label="at most accepted"),
-        Line2D([], [], color="#808080", linestyle=":", label="allocator's limit"),
+        legend_key("planned", "#000000", marker="D", mfc="white", linestyle=""),
+        legend_key("at most accepted", "#000000"),
+        legend_key("allocator's limit", "#808080", linestyle=":"),
     ]
     frame(figure, title, f"{note}\ncompletions x new tokens each; random weights", keys)
     return figure

@@ -18,7 +18,18 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator
 
 from figures import captions
-from figures.style import COLOURS, GREY, Style, frame, ink, looks_of, new_figure, styles, tidy
+from figures.style import (
+    COLOURS,
+    Style,
+    frame,
+    ink,
+    legend_key,
+    looks_of,
+    new_figure,
+    styles,
+    tidy,
+    write_beside,
+)
 from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.origins import grouped_by
 from repro.evidence.record import Record
@@ -33,12 +44,10 @@ _MARKED = tuple(zip(cycle("os^D"), ("-", "--", ":", "-.") * 4, strict=False))
 _BYTES_PER_WEIGHT = 9 / 16
 # Of a line, as many as are told apart.
 _STEPS = 50
+_PAPER: dict[str, Any] = {"markerfacecolor": "none", "markersize": 7}
 # A white edge lifts a mean from the runs behind it.
-_MEAN: dict[str, Any] = {
-    "linewidth": 1.8, "path_effects": [withStroke(linewidth=3.0, foreground="white")],
-}  # fmt: skip
-# What stands behind a number, so that no line strikes it through.
-BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5}
+_EDGE = withStroke(linewidth=3.0, foreground="white")
+_MEAN: dict[str, Any] = {"linewidth": 1.8, "path_effects": [_EDGE]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,10 +249,9 @@ def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
             gained = ratios.get((model, arm), ())
             _draw_rates(below, gained, style)
             for point in gained:
-                ratio = point.mean.value
-                below.annotate(f"{ratio:.2f}", (point.place, ratio), xytext=(0, 6),
-                               ha="center", textcoords="offset points", fontsize=8,
-                               color=ink(style.colour), bbox=BEHIND)  # fmt: skip
+                ratio, ours = point.mean.value, ink(style.colour)
+                at = (point.place, ratio)
+                write_beside(below, f"{ratio:.2f}", at, (0, 6), ha="center", fontsize=8, color=ours)
         places = sorted({p.place for (name, _), of in lines.items() if name == model for p in of})
         _frame_column(above, below, f"Qwen2.5-{model.upper()}", "{x:,.0f}", places, "batch")
         above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -280,27 +288,25 @@ def _draw_rates(axes: Axes, points: Sequence[Point], style: Style) -> None:
     """Draw a line with its intervals, and the paper's values as open circles."""
     for point in points:
         if point.paper is not None:
-            axes.plot(point.place, point.paper, "o", color=style.colour, markerfacecolor="none",
-                      markersize=7)  # fmt: skip
+            axes.plot(point.place, point.paper, "o", color=style.colour, **_PAPER)
     means = [point.mean.value for point in points]
     spread = [(of - p.ends[0], p.ends[1] - of) for p, of in zip(points, means, strict=True)]
     if points:
-        axes.errorbar([p.place for p in points], means,
-                      yerr=[*zip(*spread, strict=True)], color=style.colour, linestyle=style.line,
-                      marker="o", markersize=4, capsize=2)  # fmt: skip
+        look: dict[str, Any] = {"color": style.colour, "linestyle": style.line, "capsize": 2}
+        places, ends = [p.place for p in points], [*zip(*spread, strict=True)]
+        axes.errorbar(places, means, yerr=ends, marker="o", markersize=4, **look)
 
 
 def _keys(lines: Rates, looks: Mapping[str, Style]) -> list[Line2D]:
     """Return the legend: a line per arm, and the marks that occur."""
     points = [point for of_line in lines.values() for point in of_line]
     handles = [
-        Line2D([], [], color=style.colour, linestyle=style.line, marker="o", markersize=4,
-               label=style.label)
+        legend_key(style.label, style.colour, linestyle=style.line, marker="o", markersize=4)
         for style in looks.values()
-    ]  # fmt: skip
+    ]
     if any(point.paper is not None for point in points):
-        handles.append(Line2D([], [], color=GREY, marker="o", markerfacecolor="none", markersize=7,
-                              linestyle="", label="the paper, on one H100-80GB"))  # fmt: skip
+        said = "the paper, on one H100-80GB"
+        handles.append(legend_key(said, marker="o", linestyle="", **_PAPER))
     return handles
 
 

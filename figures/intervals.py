@@ -8,9 +8,8 @@ from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from figures.style import GREY, frame, name_ends, new_figure, styles, tidy
+from figures.style import frame, legend_key, name_ends, new_figure, styles, tidy
 from repro.judge.check import Checked
 from repro.report.doses import ACCURACY, BASE, ENTROPY, doses, paper_rises
 
@@ -48,9 +47,9 @@ def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
     left.set_xlabel("entropy less BF16's, nats")
     _costs(right, checked, entropy)
     keys = [
-        Line2D([], [], color=GREY, marker="o", label="mean, 95 % interval over draws"),
-        Line2D([], [], color=GREY, marker="|", linestyle="", label="a draw of the rounding"),
-        Line2D([], [], color="#000000", marker="D", linestyle="", label="the paper, 7B, step 0"),
+        legend_key("mean, 95 % interval over draws", marker="o"),
+        legend_key("a draw of the rounding", marker="|", linestyle=""),
+        legend_key("the paper, 7B, step 0", "#000000", marker="D", linestyle=""),
     ]
     note = f"{len(entropy[BASE])} orders of channels, each another draw of every rounding; entropy"
     frame(figure, title, f"{note} of own finished completions, before any training", keys)

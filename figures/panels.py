@@ -8,7 +8,6 @@ model was not trained, a panel shows the largest pretrained one that was, if any
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,38 +77,78 @@ _PLAIN = replace(_LORA, name="LoRA")
 _AQN = (replace(_QERL, name="w AQN"), replace(_NVFP4, name="w/o AQN"))
 
 
-def _others(names: str, arms: str, rows: str, values: tuple[str, ...]) -> tuple[Series, ...]:
+def _others(names: str, arms: str, rows: str, *values: str) -> tuple[Series, ...]:
     """Return a series for each value, which the templates have in braces."""
     return tuple(
-        Series(name=names.format(value), arm=arms.format(value.replace("-", "")),
-               rows=(rows.format(value),), colour=colour)
+        Series(
+            name=names.format(value),
+            arm=arms.format(value.replace("-", "")),
+            rows=(rows.format(value),),
+            colour=colour,
+        )
         for value, colour in zip(values, ("nvfp4", "mxfp4", "nf4", "bf16"), strict=False)
-    )  # fmt: skip
+    )
 
 
-_SCHEDULES = _others("{} decay", "aqn_{}", "{}", ("linear", "exponential", "cosine", "logarithmic"))
-_RANKS = _others("rank={}", "rank_{}", "rank {}", ("16", "32", "64", "128"))
-_QERL_RATES = _others("QeRL(lr={})", "qerl_{}", "lr {}", ("3e-5", "5e-6"))
-_LORA_RATES = _others("LoRA(lr={})", "lora_{}", "lr {}", ("3e-5", "5e-6"))
+_SCHEDULES = _others("{} decay", "aqn_{}", "{}", "linear", "exponential", "cosine", "logarithmic")
+_RANKS = _others("rank={}", "rank_{}", "rank {}", "16", "32", "64", "128")
+_QERL_RATES = _others("QeRL(lr={})", "qerl_{}", "lr {}", "3e-5", "5e-6")
+_LORA_RATES = _others("LoRA(lr={})", "lora_{}", "lr {}", "3e-5", "5e-6")
+_UNITS = {"accuracy": "accuracy reward", "entropy": "entropy, nats", "sigma": "noise scale σ"}
 
 
-def _reward(title: str, model: str, series: tuple[Series, ...], end: float, y: tuple[float, float],
-            *runs: str, **more: Any) -> Panel:  # fmt: skip
-    return replace(Panel(title=title, model=model, unit="accuracy reward", series=series,
-                         x=(0.0, end), y=y, runs=runs), **more)  # fmt: skip
+def _curves(
+    title: str,
+    model: str,
+    series: tuple[Series, ...],
+    end: float,
+    y: tuple[float, float],
+    *runs: str,
+    metric: str = "accuracy",
+    cells: str = "",
+) -> Panel:
+    return Panel(
+        title=title,
+        model=model,
+        unit=_UNITS[metric],
+        runs=runs,
+        series=series,
+        metric=metric,
+        cells=cells,
+        x=(1.0 if metric == "sigma" else 0.0, end),
+        y=y,
+    )
 
 
-def _bars(title: str, model: str, unit: str, runs: str, metric: str, cells: str, quantity: str,
-          *files: str) -> Panel:  # fmt: skip
-    return Panel(title=title, model=model, unit=unit, runs=(runs,), metric=metric, cells=cells,
-                 quantity=quantity, files=files)  # fmt: skip
+def _bars(
+    title: str, model: str, unit: str, metric: str, cells: str, quantity: str, *runs: str
+) -> Panel:
+    return Panel(
+        title=title,
+        model=model,
+        unit=unit,
+        runs=runs,
+        metric=metric,
+        cells=cells,
+        quantity=quantity,
+    )
 
 
 # As Fig. 11 names the arms.
 METHODS = {"bf16_lora": "LoRA", "nf4_lora": "QLoRA", "nvfp4_lora": "QeRL"}
 _RIGHT, _GSM8K, _RATE, _TIMES = "% right", "GSM8K, % right", "tokens/s", "times LoRA's speed"
 _SIZES = (("3B", _3B), ("7B", _7B), ("14B", _14B), ("32B", _32B))
+_ALL = "Qwen2.5-Instruct, 3B to 32B"
 _BIGMATH = (("7B", _7B, "table2"), ("14B", _14B, "table2_14b"), ("32B", _32B, "table2_32b"))
+_SETS = ("MATH500", "AIME24", "AIME25", "AMC23")
+_SCORES = (*((name, f"accuracy_{name.lower()}") for name in _SETS), ("Avg", "accuracy"))
+_TIMED = (("7B", _7B, "table3 table3_arms"), ("14B", _14B, "table3_14b"))
+_SPEEDUPS = (
+    ("model size", "GB", "size", "size"),
+    ("speedup, batch 2", _TIMES, "speedup_{size}_b2", "speedup_batch_2"),
+    ("speedup, batch 4", _TIMES, "speedup_{size}_b4", "speedup_batch_4"),
+    ("speedup, batch 8", _TIMES, "speedup_{size}_b8", "speedup_batch_8"),
+)
 # The suite's steps recompute activations, as the paper's "w/ GC" do.
 _SPEED_TABLE = (
     ("Model size", "GB", "size", "size"),
@@ -120,94 +159,69 @@ _SPEED_TABLE = (
     ("E2E RL, w/ GC", "seconds per step", "step_seconds_{size}_b{n}", "e2e_seconds_checkpointed"),
 )
 _STEPS = {"table5": "table3_3b", "table6": "table3", "table7": "table3_14b", "table8": "table3_32b"}
-_HIGH, _WIDE = (0.25, 0.85), (0.0, 0.6)
-# By name of the target: how many panels stand side by side, and the panels.
-PICTURES: dict[str, tuple[int, tuple[Panel, ...]]] = {
-    "table1": (3, (
-        _bars(f"(a) {_3B}", _3B, _GSM8K, "table1_3b", "accuracy", "3B", "accuracy"),
-        _bars(f"(b) {_7B}", _7B, _GSM8K, "table1", "accuracy", "7B", "accuracy"),
-        replace(_bars("Not in the paper: a smaller model", "", _GSM8K, "", "accuracy", "7B",
-                      "accuracy"), runs=_MINI),
-    )),
-    "table2": (5, tuple(
-        _bars(f"{size}: {name}", model, _RIGHT, runs,
-              "accuracy" if name == "Avg" else f"accuracy_{name.lower()}", size, name)
+_ONE_ROW = "tokens_per_second_{size}_1"
+_RATE_8, _GAIN_8 = "tokens_per_second_7b_b8", "speedup_7b_b8"
+_SMALLER, _ARMS = "Not in the paper: a smaller model", "table3_arms"
+_HIGH, _WIDE, _LOW, _WHOLE = (0.25, 0.85), (0.0, 0.6), (0.05, 0.5), (0.15, 0.95)
+_FLAT = (0.1, 0.3)
+_FORMATS, _THREE, _BOTH = (_NVFP4, _NF4, _MXFP4, _LORA), (_FULL, _QERL, _PLAIN), (_QERL, _PLAIN)
+_COMPARED = (
+    ("NVFP4", (_NVFP4, _LORA, _FULL)),
+    ("MXFP4", (_MXFP4, _LORA, _FULL)),
+    ("NF4", (_NVFP4, _MXFP4, _NF4)),
+)
+_RANKED = replace(
+    _bars("", "", _RATE, _ONE_ROW, "", "rollout", "figure11 table9"), files=("figure11", "table9")
+)
+# A target and a panel of its picture.
+_PANELS = (
+    ("table1", _bars(f"(a) {_3B}", _3B, _GSM8K, "accuracy", "3B", "accuracy", "table1_3b")),
+    ("table1", _bars(f"(b) {_7B}", _7B, _GSM8K, "accuracy", "7B", "accuracy", "table1")),
+    ("table1", _bars(_SMALLER, "", _GSM8K, "accuracy", "7B", "accuracy", *_MINI)),
+    *(
+        ("table2", _bars(f"{size}: {name}", model, _RIGHT, metric, size, name, runs))
         for size, model, runs in _BIGMATH
-        for name in ("MATH500", "AIME24", "AIME25", "AMC23", "Avg")
-    )),
-    "table3": (4, tuple(
-        _bars(f"{size}: {title}", model, unit, runs, metric, size, quantity)
-        for size, model, runs in (("7B", _7B, "table3 table3_arms"), ("14B", _14B, "table3_14b"))
-        for title, unit, metric, quantity in (
-            ("model size", "GB", "size", "size"),
-            *((f"speedup, batch {n}", _TIMES, f"speedup_{{size}}_b{n}", f"speedup_batch_{n}")
-              for n in (2, 4, 8)),
-        )
-    )),
-    **{
-        name: (3, tuple(
-            _bars(title, model, unit, f"{name} {steps}", metric, size, quantity)
-            for title, unit, metric, quantity in _SPEED_TABLE
-        ))
+        for name, metric in _SCORES
+    ),
+    *(
+        ("table3", _bars(f"{size}: {title}", model, unit, metric, size, quantity, runs))
+        for size, model, runs in _TIMED
+        for title, unit, metric, quantity in _SPEEDUPS
+    ),
+    *(
+        (name, _bars(title, model, unit, metric, size, quantity, f"{name} {steps}"))
         for (size, model), (name, steps) in zip(_SIZES, _STEPS.items(), strict=True)
-    },
-    "table9": (2, tuple(
-        _bars(f"{weights} (Tokens/s)", "Qwen2.5-Instruct, 3B to 32B", _RATE, "table9",
-              "tokens_per_second_{size}_1", weights, "rollout")
-        for weights in ("BF16", "NVFP4")
-    )),
-    "figure1": (4, (
-        _bars("Rollout", _7B, _RATE, "table3_arms", "tokens_per_second_7b_b8", "7B", "rollout"),
-        _bars("End-to-end speed", _7B, _TIMES, "table3_arms", "speedup_7b_b8", "7B", "e2e_speedup"),
-        _bars("GSM8K", _7B, _RIGHT, "table1", "accuracy", "7B", "GSM8K"),
-        _bars("MATH 500", _7B, _RIGHT, "table2", "accuracy_math500", "7B", "MATH500"),
-    )),
-    "figure4": (3, tuple(
-        _reward(f"{loss}: {title}", _7B, series, 200, (0.15, 0.95), *runs, cells=loss)
+        for title, unit, metric, quantity in _SPEED_TABLE
+    ),
+    ("table9", _bars("BF16 (Tokens/s)", _ALL, _RATE, _ONE_ROW, "BF16", "rollout", "table9")),
+    ("table9", _bars("NVFP4 (Tokens/s)", _ALL, _RATE, _ONE_ROW, "NVFP4", "rollout", "table9")),
+    ("figure1", _bars("Rollout", _7B, _RATE, _RATE_8, "7B", "rollout", _ARMS)),
+    ("figure1", _bars("End-to-end speed", _7B, _TIMES, _GAIN_8, "7B", "e2e_speedup", _ARMS)),
+    ("figure1", _bars("GSM8K", _7B, _RIGHT, "accuracy", "7B", "GSM8K", "table1")),
+    ("figure1", _bars("MATH 500", _7B, _RIGHT, "accuracy_math500", "7B", "MATH500", "table2")),
+    *(
+        ("figure4", _curves(f"{loss}: {title}", _7B, series, 200, _WHOLE, *runs, cells=loss))
         for loss, *runs in (("DAPO", "figure4_bigmath"), ("GRPO", "figure4", *_MINI))
-        for title, series in (
-            ("NVFP4", (_NVFP4, _LORA, _FULL)),
-            ("MXFP4", (_MXFP4, _LORA, _FULL)),
-            ("NF4", (_NVFP4, _MXFP4, _NF4)),
-        )
-    )),
-    "figure5": (1, (
-        _reward("Entropy", _7B, (_NVFP4, _NF4, _MXFP4, _LORA), 200, (0.1, 0.3), "figure5", *_MINI,
-                metric="entropy", unit="entropy, nats"),
-    )),
-    "figure7": (2, tuple(
-        _reward(f"Qwen2.5 {size}", model, (_FULL, _QERL, _PLAIN), 300, _WIDE, *runs, cells=size)
-        for size, model, *runs in ((*_BIGMATH[0], *_MINI), _BIGMATH[1])
-    )),
-    "figure8": (2, (
-        _reward("Qwen2.5 3B", _3B, _AQN, 100, _HIGH, "figure8_3b", *_MINI, cells="3B"),
-        _reward("Qwen2.5 7B", _7B, _AQN, 300, (0.05, 0.5), "table2", cells="7B"),
-    )),
-    "figure9": (1, (_reward("Noise schedulers", _3B, _SCHEDULES, 150, _HIGH, "figure9_3b"),)),
-    "figure10": (1, (_reward("LoRA rank", _3B, _RANKS, 150, _HIGH, "figure10_3b"),)),
-    "figure11": (2, tuple(
-        _bars(model, model, _RATE, "figure11 table9", "tokens_per_second_{size}_1", size, "rollout",
-              "figure11", "table9")
-        for size, model in _SIZES[2:]
-    )),
-    "figure12": (1, (
-        _reward("Problem level: 3~5", _7B, (_QERL, _PLAIN), 600, _WIDE, "figure12"),
-    )),
-    "figure13": (1, (
-        _reward("Problem level: 4~5", _32B, (_QERL, _PLAIN), 250, _WIDE, "figure13"),
-    )),
-    "figure14": (1, (
-        _reward("Entropy", _14B, (_QERL, _PLAIN), 600, (0.2, 0.5), "figure14",
-                metric="entropy", unit="entropy, nats"),
-    )),
-    "figure15": (1, (
-        _reward("Noise schedulers", "", _SCHEDULES, 10, (0, 0.06), metric="sigma",
-                unit="noise scale σ", x=(1.0, 10.0)),
-    )),
-    "figure16": (1, (
-        _reward("Learning rate in QeRL", _7B, _QERL_RATES, 200, (0.35, 0.95), "figure16"),
-    )),
-    "figure17": (1, (
-        _reward("Learning rate in LoRA", _7B, _LORA_RATES, 200, (0.2, 1.0), "figure17"),
-    )),
-}  # fmt: skip
+        for title, series in _COMPARED
+    ),
+    ("figure5", _curves("Entropy", _7B, _FORMATS, 200, _FLAT, "figure5", *_MINI, metric="entropy")),
+    ("figure7", _curves("Qwen2.5 7B", _7B, _THREE, 300, _WIDE, "table2", *_MINI, cells="7B")),
+    ("figure7", _curves("Qwen2.5 14B", _14B, _THREE, 300, _WIDE, "table2_14b", cells="14B")),
+    ("figure8", _curves("Qwen2.5 3B", _3B, _AQN, 100, _HIGH, "figure8_3b", *_MINI, cells="3B")),
+    ("figure8", _curves("Qwen2.5 7B", _7B, _AQN, 300, _LOW, "table2", cells="7B")),
+    ("figure9", _curves("Noise schedulers", _3B, _SCHEDULES, 150, _HIGH, "figure9_3b")),
+    ("figure10", _curves("LoRA rank", _3B, _RANKS, 150, _HIGH, "figure10_3b")),
+    ("figure11", replace(_RANKED, title=_14B, model=_14B, cells="14B")),
+    ("figure11", replace(_RANKED, title=_32B, model=_32B, cells="32B")),
+    ("figure12", _curves("Problem level: 3~5", _7B, _BOTH, 600, _WIDE, "figure12")),
+    ("figure13", _curves("Problem level: 4~5", _32B, _BOTH, 250, _WIDE, "figure13")),
+    ("figure14", _curves("Entropy", _14B, _BOTH, 600, (0.2, 0.5), "figure14", metric="entropy")),
+    ("figure15", _curves("Noise schedulers", "", _SCHEDULES, 10, (0, 0.06), metric="sigma")),
+    ("figure16", _curves("Learning rate in QeRL", _7B, _QERL_RATES, 200, (0.35, 0.95), "figure16")),
+    ("figure17", _curves("Learning rate in LoRA", _7B, _LORA_RATES, 200, (0.2, 1.0), "figure17")),
+)
+# The panels of each target's picture.
+PICTURES = {
+    name: tuple(panel for of, panel in _PANELS if of == name)
+    for name in dict.fromkeys(of for of, _ in _PANELS)
+}

@@ -24,7 +24,17 @@ from matplotlib.patches import Patch
 
 from figures import captions, curves
 from figures.panels import METHODS, PICTURES, Panel, Series
-from figures.style import COLOURS, GREY, Style, frame, name_ends, new_figure, tidy
+from figures.style import (
+    COLOURS,
+    GREY,
+    Style,
+    frame,
+    legend_key,
+    name_ends,
+    new_figure,
+    tidy,
+    write_beside,
+)
 from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.paper import PaperCell, every_cell, read_paper
 from repro.evidence.store import csv_text
@@ -49,6 +59,7 @@ NOTES = {
     "reaches that at stage 10",
 }
 _COMPUTED, _NOT_RUN, _NO_MEMORY = "computed", "not run", "out of memory"
+_OPEN: dict[str, Any] = {"marker": "o", "mfc": "white"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +103,7 @@ def by_target(own: Iterable[Checked], blessed: Iterable[Checked]) -> Found:
 
 def marks_of(name: str, found: Found, expected: Path) -> list[list[Mark]]:
     """Return the marks of each panel of a picture."""
-    _, panels = PICTURES[name]
+    panels = PICTURES[name]
     known = {row for panel in panels for series in panel.series for row in series.rows}
     drawn = []
     for panel in panels:
@@ -129,9 +140,14 @@ def _points(panel: Panel, cell: PaperCell, known: set[str]) -> Iterator[Mark]:
     named = {part for part in row.split(", ") if part in known}
     whole = Series(name=row, arm="", rows=(), colour="bf16")
     for series in [s for s in panel.series if named & {*s.rows}] if named else [whole]:
-        yield Mark(panel=panel.title, series=series.name, source="paper", model=panel.model, x=x,
-                   y=y, place=place, unit=unit, colour=series.colour,
-                   origin=f"{cell.place} ({cell.confidence})")  # fmt: skip
+        look = {"series": series.name, "colour": series.colour}
+        yield _printed(panel, cell, place=place, x=x, y=y, unit=unit, **look)
+
+
+def _printed(panel: Panel, cell: PaperCell, **drawn: Any) -> Mark:
+    """Return the paper's mark of a cell; `drawn` says of which series, where and how."""
+    origin = f"{cell.place} ({cell.confidence})"
+    return Mark(panel=panel.title, source="paper", model=panel.model, origin=origin, **drawn)
 
 
 def _lines(panel: Panel, groups: Sequence[Sequence[Checked]]) -> list[Mark]:
@@ -140,19 +156,35 @@ def _lines(panel: Panel, groups: Sequence[Sequence[Checked]]) -> list[Mark]:
         return [mark for series in panel.series for mark in _schedule(panel, series)]
     for checks in groups:
         marks = [
-            Mark(panel=panel.title, series=series.name, source="here", model=_model(checked),
-                 x=point.place, y=point.mean.value, low=point.mean.low, high=point.mean.high,
-                 unit=panel.unit, n=len(checked.evidence.records[arm]), colour=series.colour,
-                 origin=_origin(checked, arm))
+            _along(panel, series, point, _model(checked), _origin(checked, arm), len(runs))
             for checked in checks
-            for arm, (points, _) in curves.training_points(checked, panel.metric).items()
+            for arm, (points, runs) in curves.training_points(checked, panel.metric).items()
             for series in panel.series
             if series.arm == arm
             for point in points
-        ]  # fmt: skip
+        ]
         if marks:
             return marks
     return []
+
+
+def _along(
+    panel: Panel, series: Series, point: curves.Point, model: str, origin: str, n: int
+) -> Mark:
+    return Mark(
+        panel=panel.title,
+        series=series.name,
+        source="here",
+        model=model,
+        x=point.place,
+        y=point.mean.value,
+        low=point.mean.low,
+        high=point.mean.high,
+        n=n,
+        unit=panel.unit,
+        colour=series.colour,
+        origin=origin,
+    )
 
 
 def _schedule(panel: Panel, series: Series) -> list[Mark]:
@@ -160,12 +192,9 @@ def _schedule(panel: Panel, series: Series) -> list[Mark]:
     noise = find("figure15").arm(series.arm).noise
     assert noise is not None
     noise = dataclasses.replace(noise, sigma_start=5e-2)
-    return [
-        Mark(panel=panel.title, series=series.name, source="here", model=_COMPUTED, x=stage,
-             y=sigma_of_stage(noise, stage), n=1, unit=panel.unit, colour=series.colour,
-             origin="Eq. 8")
-        for stage in range(1, noise.num_stages)
-    ]  # fmt: skip
+    sigmas = {stage: sigma_of_stage(noise, stage) for stage in range(1, noise.num_stages)}
+    points = [curves.Point(place=x, mean=mean_interval([y])) for x, y in sigmas.items()]
+    return [_along(panel, series, point, _COMPUTED, "Eq. 8", 1) for point in points]
 
 
 def _model(checked: Checked) -> str:
@@ -205,19 +234,21 @@ def _measured_marks(marks: Sequence[Mark]) -> int:
 def _bar(panel: Panel, cell: PaperCell, checks: Sequence[Checked], to: Path) -> Iterator[Mark]:
     row = "" if panel.cells and cell.row.startswith(panel.cells) else cell.row
     place = f"{row} {cell.column.removeprefix(panel.cells).strip()}".strip()
-    colour = "full" if cell.arm.endswith("_full") else cell.arm.partition("_")[0]
-    mark = Mark(panel=panel.title, series=cell.row, place=place, unit=panel.unit, source="paper",
-                colour="noise" if cell.arm.endswith("_aqn") else colour, model=panel.model,
-                y=None if isnan(cell.value) else cell.value,
-                origin=f"{cell.place} ({cell.confidence})")  # fmt: skip
+    form = cell.arm.rpartition("_")[2]
+    colour = {"full": "full", "aqn": "noise"}.get(form, cell.arm.partition("_")[0])
+    y = None if isnan(cell.value) else cell.value
+    look = {"series": cell.row, "colour": colour, "unit": panel.unit}
+    mark = _printed(panel, cell, place=place, y=y, **look)
     if panel.model:
         yield mark
     here, model, origin = _measured(panel, cell, checks, to)
-    y, low, high, n = (here.value, here.low, here.high, here.n) if here else (None, None, None, 0)
+    mark = dataclasses.replace(mark, source="here", model=model, origin=origin, y=None)
     # Steps are timed again in one run; rates and accuracies are of seeds.
-    counted = "timed repeats" if panel.metric.startswith(("speedup", "step_")) else "seeds"
-    yield dataclasses.replace(mark, source="here", model=model, y=y, low=low, high=high, n=n,
-                              counted=counted, origin=origin)  # fmt: skip
+    if panel.metric.startswith(("speedup", "step_")):
+        mark = dataclasses.replace(mark, counted="timed repeats")
+    if here is not None:
+        mark = dataclasses.replace(mark, y=here.value, low=here.low, high=here.high, n=here.n)
+    yield mark
 
 
 def _measured(
@@ -263,7 +294,9 @@ def draw(
     name: str, found: Found, expected: Path, *, every_panel: bool = False
 ) -> tuple[Figure, list[Mark]]:
     """Return a picture and its marks: of the panels with measurements, if any, unless every one."""
-    columns, panels = PICTURES[name]
+    panels = PICTURES[name]
+    # As many side by side as make whole rows, five at most.
+    columns = max(count for count in range(1, 6) if len(panels) % count == 0)
     pairs = zip(panels, marks_of(name, found, expected), strict=True)
     drawn = [(panel, marks) for panel, marks in pairs if marks]
     measured = [(panel, marks) for panel, marks in drawn if _measured_marks(marks)]
@@ -329,8 +362,8 @@ def _head(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
     axes.set_title("\n".join(fill(line, letters) for line in lines), fontsize=8, loc="left")
     if panel.series and not measured:
         box = {"facecolor": "white", "edgecolor": GREY}
-        axes.text(0.5, 0.5, _NOT_RUN, transform=axes.transAxes, ha="center", fontsize=16,
-                  color=GREY, bbox=box)  # fmt: skip
+        look: dict[str, Any] = {"ha": "center", "fontsize": 16, "color": GREY, "bbox": box}
+        axes.text(0.5, 0.5, _NOT_RUN, transform=axes.transAxes, **look)
 
 
 def _draw_curves(
@@ -365,15 +398,14 @@ def _draw_papers(
     """Draw the paper's mark; yield what to name at the end of the axis."""
     colour, place = COLOURS[mark.colour], _NEEDLESS.sub("", mark.place)
     style: dict[str, Any] = {"color": colour, "mfc": "white", "markersize": 5.5, "zorder": 4}
-    words: dict[str, Any] = {"fontsize": 7, "color": GREY, "textcoords": "offset points",
-                             "bbox": curves.BEHIND}  # fmt: skip
+    words: dict[str, Any] = {"fontsize": 7, "color": GREY}
     if mark.y is None:
         foot = (mark.x or 0.0, axes.get_ylim()[0])
         axes.plot(*foot, "^", clip_on=False, **style)
-        axes.annotate(place, foot, xytext=(0, 6), ha="center", **words)
+        write_beside(axes, place, foot, (0, 6), ha="center", **words)
     elif mark.unit.startswith("difference"):
-        axes.annotate(f"the paper, {mark.series}: {mark.y:+g} {place}", (0.03, 0.95), **words,
-                      xycoords="axes fraction", xytext=(0, 0))  # fmt: skip
+        said = f"the paper, {mark.series}: {mark.y:+g} {place}"
+        write_beside(axes, said, (0.03, 0.95), (0, 0), xycoords="axes fraction", **words)
     elif mark.x is not None:
         axes.plot(mark.x, mark.y, _MARKERS[mark.colour], **style)
     else:
@@ -382,7 +414,7 @@ def _draw_papers(
         stretch = [start, start + 0.2 * (end - low)]
         axes.plot(stretch, [mark.y] * 2, color=colour, linestyle=(0, (3, 2)), linewidth=1.6)
         if early:
-            axes.annotate(place, (start, mark.y), xytext=(0, 4), **words)
+            write_beside(axes, place, (start, mark.y), (0, 4), **words)
         else:
             yield Style(label=place, colour=colour, line="-"), end, mark.y
 
@@ -407,8 +439,7 @@ def _draw_bars(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
             digits = 0 if mark.y >= 1000 else 1 if mark.y >= 10 else 2
             words[mark.place] = f"{mark.y:,.{digits}f}"
     for row, place in enumerate(places):
-        axes.annotate(words[place], (ends[place], row), xytext=(6, 0), va="center", fontsize=7.5,
-                      textcoords="offset points", bbox=curves.BEHIND)  # fmt: skip
+        write_beside(axes, words[place], (ends[place], row), (6, 0), va="center", fontsize=7.5)
     tidy(axes, "x")
     if panel.unit.startswith("times"):
         axes.axvline(1.0, color=GREY, linestyle=":", linewidth=1.2)
@@ -425,20 +456,19 @@ def _keys(panels: Sequence[Panel], marks: Sequence[Mark]) -> list[Line2D | Patch
     if not panels[0].series:
         return [
             Patch(color=GREY, alpha=0.8, label="bar, first number: measured here"),
-            Line2D([], [], color="black", label="95 % t interval; of timed steps the range"),
-            Line2D([], [], color="black", marker="o", mfc="white", linestyle="",
-                   label="circle, (number): the paper"),
-        ]  # fmt: skip
+            legend_key("95 % t interval; of timed steps the range", "black"),
+            legend_key("circle, (number): the paper", "black", linestyle="", **_OPEN),
+        ]
     keys: list[Line2D | Patch] = []
     for series in {s.name: s for panel in panels for s in panel.series}.values():
         label = series.name if series.name in here or not here else f"{series.name}, not run"
-        keys.append(Line2D([], [], color=COLOURS[series.colour], mfc="white", markersize=5.5,
-                           marker=_MARKERS[series.colour], label=label))  # fmt: skip
+        look = _OPEN | {"marker": _MARKERS[series.colour], "markersize": 5.5}
+        keys.append(legend_key(label, COLOURS[series.colour], **look))
     if here:
         words = _COMPUTED if _COMPUTED in here.values() else "measured here, 95 % t interval"
-        keys.append(Line2D([], [], color=GREY, label=f"line: {words}"))
-    return [*keys, Line2D([], [], color=GREY, marker="o", mfc="white", linestyle="",
-                          markersize=5.5, label="open mark, dashed stroke: the paper")]  # fmt: skip
+        keys.append(legend_key(f"line: {words}"))
+    open_mark = "open mark, dashed stroke: the paper"
+    return [*keys, legend_key(open_mark, linestyle="", markersize=5.5, **_OPEN)]
 
 
 def write_csv(marks: Sequence[Mark], path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from textwrap import wrap
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from scipy.optimize import isotonic_regression
 
 from repro.judge.check import Checked
@@ -42,6 +43,8 @@ LINES: tuple[Line, ...] = (
 )
 # Letters in an inch: of a note, and of the legend with the inches of a mark and of a line.
 _NOTE_LETTERS, _KEY_LETTERS, _KEY_MARK, _KEY_LINE = 14, 16.5, 0.6, 0.18
+# From the end of a line to its name.
+_STROKE = {"arrowstyle": "-", "linewidth": 0.6, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0}
 _ASIDE = re.compile(r" \((QLoRA|QeRL|QeRL without AQN)\)|^control: ")
 
 
@@ -118,8 +121,9 @@ def frame(figure: Figure, title: str, note: str, keys: Sequence[Artist] = ()) ->
     columns = _columns([str(key.get_label()) for key in keys], width)
     if keys:
         place = (0.003, 1 - 0.30 / height)
-        figure.legend(handles=list(keys), loc="upper left", bbox_to_anchor=place, ncols=columns,
-                      frameon=False, fontsize=8.5, borderaxespad=0.2)  # fmt: skip
+        look: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "borderaxespad": 0.2}
+        look |= {"loc": "upper left", "bbox_to_anchor": place}
+        figure.legend(handles=list(keys), ncols=columns, **look)
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     above = 0.40 + _KEY_LINE * ceil(len(keys) / columns)
@@ -127,6 +131,19 @@ def frame(figure: Figure, title: str, note: str, keys: Sequence[Artist] = ()) ->
     letters = int(_NOTE_LETTERS * width)
     lines = [part for line in note.split("\n") for part in wrap(line, letters)]
     figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8, color=GREY)
+
+
+def legend_key(label: str, colour: str = GREY, **look: Any) -> Line2D:
+    """Return a key of the legend: a line, or a mark with `linestyle=""`."""
+    return Line2D([], [], color=colour, label=label, **look)
+
+
+def write_beside(
+    axes: Axes, words: str, at: tuple[float, float], away: tuple[float, float], **look: Any
+) -> None:
+    """Write words some points away from a place, so that no line strikes them through."""
+    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5}
+    axes.annotate(words, at, xytext=away, textcoords="offset points", bbox=behind, **look)
 
 
 def _columns(labels: Sequence[str], width: float) -> int:
@@ -154,11 +171,10 @@ def name_ends(
     low, high = axes.get_ylim()
     places = apart([y for _, _, y in ends], gap * (high - low))
     for (style, x, y), place in zip(ends, places, strict=True):
-        stroke = {"arrowstyle": "-", "color": style.colour, "linewidth": 0.6, "relpos": (0, 0.5),
-                  "shrinkA": 1, "shrinkB": 0}  # fmt: skip
-        axes.annotate(style.label, xy=(x, y), xytext=(at, place), color=ink(style.colour),
-                      fontsize=8.5, va="center", annotation_clip=False,
-                      arrowprops=stroke)  # fmt: skip
+        stroke = _STROKE | {"color": style.colour}
+        look: dict[str, Any] = {"color": ink(style.colour), "fontsize": 8.5, "va": "center"}
+        look |= {"annotation_clip": False, "arrowprops": stroke}
+        axes.annotate(style.label, (x, y), xytext=(at, place), **look)
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:

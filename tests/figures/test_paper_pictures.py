@@ -32,9 +32,7 @@ def marks(name, found, source):
     ]
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, (_, panels) in PICTURES.items() if panels[0].series]
-)
+@pytest.mark.parametrize("name", [name for name, of in PICTURES.items() if of[0].series])
 def test_every_stored_point_of_a_figure_is_drawn_at_its_value(name, found):
     drawn = marks(name, found, "paper")
     for cell in paper_cells(EXPECTED, name):
@@ -113,7 +111,7 @@ def test_panels_without_measurements_are_left_out_unless_asked_for(found):
 
 def test_the_runs_and_arms_of_panels_exist():
     targets = {target.name: target for target in TARGETS}
-    for _, panels in PICTURES.values():
+    for panels in PICTURES.values():
         for panel in panels:
             for series in panel.series:
                 first = [targets[name].arms for name in panel.runs[:1]]
