@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import reference, reference_train
-from kernels.formats import QuantizedWeight
+from kernels.formats import E8M0, FORMATS, QuantizedWeight
 from kernels.packing import PackedWeight, unpack
 
 # Names the kernels that serve: `portable`, or unset for the device's own.
@@ -151,7 +151,7 @@ def dequantize(
 ) -> Tensor:
     """Return the dense matrix (N, K), computed in float32 and rounded once."""
     if isinstance(weight, PackedWeight):
-        lossless = weight.format != "mxfp4" or "lost_blocks" not in weight.extras
+        lossless = "lost_blocks" not in weight.extras or FORMATS[weight.format].scale_dtype != E8M0
         if weight.packs.is_cuda and dtype in _SIXTEEN_BITS and lossless:
             return _packed_dense(weight, dtype)
         weight = unpack(weight)

@@ -36,6 +36,7 @@ from torch import Tensor
 # The non-negative E2M1 values, in the order of their codes 0 to 7; codes 8 to 15 negate them.
 E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_MAX = 6.0
+_E2M1 = E2M1_MAGNITUDES + tuple(-value for value in E2M1_MAGNITUDES)
 E4M3_MAX = 448.0
 
 # The sixteen NF4 values (arXiv 2305.14314, appendix E), as float32.
@@ -57,6 +58,15 @@ NORMAL_FLOAT = (
     0.7229568362236023,
     1.0,
 )
+
+# What holds a block scale; an E8M0 is the biased exponent of a power of two.
+E4M3, E8M0, FLOAT32 = torch.float8_e4m3fn, torch.uint8, torch.float32
+
+# Between which bytes the block scales of trained weights lie, about: E4M3 of 64 to 448, with 200
+# in the middle.
+_TRAINED_SCALES = {E4M3: (0x68, 0x7F), E8M0: (119, 122)}
+# Spread of a trained projection's weights; also what transformers initialises with.
+TRAINED_SPREAD = 0.02
 
 # The arithmetic of NVFP4's scales, by name; `kernels.reference_quantize` says what each rounds.
 RECIPES = ("float32", "bfloat16")
@@ -87,20 +97,31 @@ class Format:
     number: int
     has_global_scale: bool = False
 
+    @property
+    def is_e2m1(self) -> bool:
+        """Whether codes are E2M1 by their bits; else each is a place in `values`."""
+        return self.values == _E2M1
 
-_E2M1 = E2M1_MAGNITUDES + tuple(-value for value in E2M1_MAGNITUDES)
+    def require_whole_blocks(self, what: str, N: int, K: int) -> None:
+        """Raise `ValueError`, which begins with `what`, unless a matrix (N, K) has whole blocks."""
+        if N == 0 or K == 0 or K % self.block:
+            raise ValueError(
+                f"{what} ({N}, {K}); {self.name} needs N positive and "
+                f"K a positive multiple of {self.block}"
+            )
+
 
 FORMATS: dict[str, Format] = {
     "nvfp4": Format(
         name="nvfp4",
         block=16,
-        scale_dtype=torch.float8_e4m3fn,
+        scale_dtype=E4M3,
         values=_E2M1,
         number=0,
         has_global_scale=True,
     ),
-    "mxfp4": Format(name="mxfp4", block=32, scale_dtype=torch.uint8, values=_E2M1, number=1),
-    "nf4": Format(name="nf4", block=64, scale_dtype=torch.float32, values=NORMAL_FLOAT, number=2),
+    "mxfp4": Format(name="mxfp4", block=32, scale_dtype=E8M0, values=_E2M1, number=1),
+    "nf4": Format(name="nf4", block=64, scale_dtype=FLOAT32, values=NORMAL_FLOAT, number=2),
 }
 
 
@@ -117,7 +138,7 @@ def require_options(spec: Format, *, with_global_scale: bool, recipe: str) -> No
         raise ValueError(f"recipe is {recipe!r}; it must be one of {', '.join(RECIPES)}")
     if with_global_scale and not spec.has_global_scale:
         raise ValueError(f"global_scale is given; {spec.name} has none, only nvfp4 does")
-    if spec.name != "nvfp4" and recipe != "float32":
+    if not spec.has_global_scale and recipe != "float32":
         raise ValueError(f"recipe is {recipe!r}; {spec.name} has float32 only, nvfp4 has more")
 
 
@@ -222,11 +243,7 @@ def _expected_layout(
     if codes.dim() != 2:
         raise ValueError(f"{spec.name} codes have shape {tuple(codes.shape)}; (N, K/2) is needed")
     N, K = codes.shape[0], codes.shape[1] * 2
-    if N == 0 or K == 0 or K % spec.block:
-        raise ValueError(
-            f"{spec.name} codes describe a matrix ({N}, {K}); N must be positive and "
-            f"K a positive multiple of {spec.block}"
-        )
+    spec.require_whole_blocks("the codes describe a matrix", N, K)
     of_matrix = torch.float32 if spec.has_global_scale else None
     return [
         ("codes", torch.uint8, (N, K // 2)),
@@ -259,9 +276,9 @@ def _check_tensor(
 
 
 def _check_scale_values(weight: QuantizedWeight) -> None:
-    if weight.format == "mxfp4":
+    if FORMATS[weight.format].scale_dtype == E8M0:
         if bool((weight.block_scales == 255).any()):
-            raise ValueError("mxfp4 block_scales hold 255, which E8M0 reserves for NaN")
+            raise ValueError(f"{weight.format} block_scales hold 255, which E8M0 reserves for NaN")
         return
     for name, tensor in weight.tensors().items():
         if name == "codes":
@@ -269,6 +286,32 @@ def _check_scale_values(weight: QuantizedWeight) -> None:
         values = tensor.float()
         if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
             raise ValueError(f"{weight.format} {name} holds NaN, infinity or a negative scale")
+
+
+def random_weight(format: str, N: int, K: int, generator: torch.Generator) -> QuantizedWeight:
+    """Return random codes and scales, (N, K), that spread like a trained weight's.
+
+    On the generator's device; `ValueError` unless K is a multiple of the format's block.
+    """
+    spec, device = format_named(format), generator.device
+    spec.require_whole_blocks("a random weight is", N, K)
+
+    def integers(low: int, high: int, columns: int) -> Tensor:
+        return torch.randint(
+            low, high, (N, columns), generator=generator, dtype=torch.uint8, device=device
+        )
+
+    codes = integers(0, 256, K // 2)
+    spread = torch.tensor(spec.values).square().mean().sqrt().item()
+    if spec.scale_dtype == FLOAT32:
+        scales = torch.rand(N, K // spec.block, generator=generator, device=device) + 0.5
+        scales *= TRAINED_SPREAD / spread
+    else:
+        scales = integers(*_TRAINED_SCALES[spec.scale_dtype], K // spec.block)
+    scales = scales.view(spec.scale_dtype)
+    decode = torch.tensor(TRAINED_SPREAD / (spread * 200.0), device=device)
+    whole = decode if spec.has_global_scale else None
+    return QuantizedWeight(format=format, codes=codes, block_scales=scales, global_scale=whole)
 
 
 def pack_codes(codes: Tensor) -> Tensor:

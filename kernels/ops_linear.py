@@ -204,8 +204,8 @@ def _rows(format: str) -> Iterator[Op]:
     )
     # It takes 128 rows at most, one row without the matrix unit.
     few = ((1, 70, 1088), *_SHAPES[:4], (100, 65, 320))
-    # Without the matrix unit's tiles NF4 always goes by a dense W (`kernels.dispatch`).
-    if format != "nf4":
+    # Without the matrix unit's tiles other codes go by a dense W (`kernels.dispatch`).
+    if FORMATS[format].is_e2m1:
         yield product("portable_linear", "triton.portable_linear:linear", shapes=few)
     portable = "triton.portable_linear:dense_with_columns"
     yield with_columns("portable_dense_with_columns", portable, shapes=_SHAPES[1:3])

@@ -32,7 +32,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kernels.formats import FORMATS, NORMAL_FLOAT, QuantizedWeight
+from kernels.formats import E4M3, FLOAT32, FORMATS, NORMAL_FLOAT, QuantizedWeight
 
 PACK_ROWS = 16
 PACK_COLUMNS = 256
@@ -42,7 +42,7 @@ PACK_BYTES = 2304
 _E5M3_BIAS = 10
 # The largest MXFP4 exponent after moving: products stay at or below 6.
 _LARGEST_E8M0 = 253
-# Scales of a whole matrix, which only NVFP4 has.
+# Scales of a whole matrix, where a format has one.
 _OF_MATRIX = ("encode_scale", "global_scale")
 # Row tiles rearranged at once, so that the working copy stays small.
 _TILES_AT_ONCE = 512
@@ -149,29 +149,25 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     tiles, columns = -(-N // PACK_ROWS), -(-K // PACK_COLUMNS)
     codes = weight.codes
     extras: dict[str, Tensor] = {}
-    if weight.format == "nf4":
-        scales = weight.block_scales
-        gain = torch.ones((), device=codes.device)
-    else:
-        scales, gain, lost = _scale_bytes(weight)
-        if bool(lost.any()):
-            index = lost.view(-1).nonzero().squeeze(1)  # (lost blocks,)
-            block_bytes = weight.block // 2
-            extras["lost_blocks"] = index
-            # (lost blocks, bytes of a block)
-            extras["lost_codes"] = codes.view(-1, block_bytes)[index]
-            # (lost blocks,)
-            extras["lost_scales"] = weight.block_scales.view(torch.uint8).view(-1)[index]
-            codes = codes.clone()
-            codes.view(-1, block_bytes)[index] = 0  # (lost blocks, bytes of a block)
-        scales = scales.repeat_interleave(weight.block // 16, dim=1)
-        extras |= {name: value for name, value in weight.tensors().items() if name in _OF_MATRIX}
+    scales, gain, lost = _stored_scales(weight)
+    if bool(lost.any()):
+        index = lost.view(-1).nonzero().squeeze(1)  # (lost blocks,)
+        block_bytes = weight.block // 2
+        extras["lost_blocks"] = index
+        # (lost blocks, bytes of a block)
+        extras["lost_codes"] = codes.view(-1, block_bytes)[index]
+        # (lost blocks,)
+        extras["lost_scales"] = weight.block_scales.view(torch.uint8).view(-1)[index]
+        codes = codes.clone()
+        codes.view(-1, block_bytes)[index] = 0  # (lost blocks, bytes of a block)
+    extras |= {name: value for name, value in weight.tensors().items() if name in _OF_MATRIX}
+    in_bits = FORMATS[weight.format].is_e2m1
     packs = torch.empty(tiles, columns, PACK_BYTES, dtype=torch.uint8, device=codes.device)
     for at in range(0, tiles, _TILES_AT_ONCE):
         rows = slice(at * PACK_ROWS, min(N, (at + _TILES_AT_ONCE) * PACK_ROWS))
         part = packs[at : at + _TILES_AT_ONCE]
-        part[:, :, :2048] = _pack_codes(codes[rows], part.shape[0], columns, weight.format)
-        part[:, :, 2048:] = _pack_scales(scales[rows], part.shape[0], columns, weight.format)
+        part[:, :, :2048] = _pack_codes(codes[rows], part.shape[0], columns, in_bits)
+        part[:, :, 2048:] = _pack_scales(scales[rows], part.shape[0], columns)
     return PackedWeight(format=weight.format, shape=(N, K), packs=packs, gain=gain, extras=extras)
 
 
@@ -183,45 +179,29 @@ def unpack(packed: PackedWeight) -> QuantizedWeight:
     # (tile, column, chunk, lane, j), from the places of a chunk back to lanes
     words = words.view(tiles, columns, 4, 32, 4)[:, :, :, _entries(words.device).argsort()]
     words = words.view(tiles, columns, 4, 8, 4, 4)  # chunk, g, t, j
-    if packed.format == "nf4":
-        bytes_ = [((words >> (8 * i)) & 255).to(torch.uint8) for i in range(4)]
-    else:
+    if FORMATS[packed.format].is_e2m1:
         bytes_ = [_gather_byte(words, i) for i in range(4)]
+    else:
+        bytes_ = [((words >> (8 * i)) & 255).to(torch.uint8) for i in range(4)]
     # (half, tile, column, chunk, g, t, low or high eight, j), then as the matrix has it
     pairs = torch.stack((torch.stack(bytes_[0::2], -2), torch.stack(bytes_[1::2], -2)), 0)
     pairs = pairs.permute(1, 0, 4, 2, 3, 5, 6, 7)  # tile, half, g, column, chunk, t, eight, j
     codes = pairs.reshape(tiles * PACK_ROWS, columns * PACK_COLUMNS // 2)[:N, : K // 2]
     codes = codes.contiguous()  # (N, K / 2)
-    if packed.format == "nf4":
-        absmax = packed.packs[:, :, 2048:].contiguous().view(torch.float32)  # (tiles, columns, 64)
-        # (tile, row, column, block of 64)
-        absmax = absmax.view(tiles, columns, PACK_ROWS, 4).permute(0, 2, 1, 3)
-        absmax = absmax.reshape(tiles * PACK_ROWS, columns * 4)[:N, : K // 64]
-        absmax = absmax.contiguous()  # (N, K / 64)
-        return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax)
-    stored = packed.packs[:, :, 2048:].reshape(tiles, columns, 8, 4, 4, 2)  # g, t, chunk, half
-    # (tile, half, g) are rows, (column, chunk, t) blocks of 16
-    stored = stored.permute(0, 5, 2, 1, 4, 3).reshape(tiles * PACK_ROWS, columns * 16)
-    stored = stored[:N, : K // 16].contiguous()  # (N, K / 16)
-    extras = packed.extras
-    if packed.format == "nvfp4":
-        raw = _e4m3_of_e5m3(stored)
-    else:
-        largest = torch.log2(packed.gain.double()).round().to(torch.int16) + 127
-        raw = (stored[:, ::2].to(torch.int16) - _LARGEST_E8M0 + largest).to(torch.uint8)
+    scales, extras = _unpack_scales(packed), packed.extras
     if "lost_blocks" in extras:
         # (lost blocks,) scales, and (lost blocks, bytes of a block) codes
-        raw.view(-1)[extras["lost_blocks"]] = extras["lost_scales"]
+        scales.view(-1)[extras["lost_blocks"]] = extras["lost_scales"]
         width = extras["lost_codes"].shape[1]
         codes.view(-1, width)[extras["lost_blocks"]] = extras["lost_codes"]
-    block_scales = raw.view(FORMATS[packed.format].scale_dtype)
+    block_scales = scales.view(FORMATS[packed.format].scale_dtype)
     of_matrix = {name: value for name, value in extras.items() if name in _OF_MATRIX}
     return QuantizedWeight(
         format=packed.format, codes=codes, block_scales=block_scales, **of_matrix
     )
 
 
-def _pack_codes(codes: Tensor, tiles: int, columns: int, format: str) -> Tensor:
+def _pack_codes(codes: Tensor, tiles: int, columns: int, in_bits: bool) -> Tensor:
     padded = torch.zeros(
         tiles * PACK_ROWS, columns * PACK_COLUMNS // 2, dtype=torch.uint8, device=codes.device
     )
@@ -231,7 +211,7 @@ def _pack_codes(codes: Tensor, tiles: int, columns: int, format: str) -> Tensor:
     pairs = pairs.permute(0, 3, 4, 2, 5, 7, 6, 1)  # word (chunk, g, t, j), then eight, half
     # From lanes to places: (tile, column, chunk, place, j, eight, half)
     pairs = pairs.flatten(3, 4)[:, :, :, _entries(codes.device)]
-    if format == "nf4":
+    if not in_bits:
         return pairs.reshape(tiles, columns, 2048)
     tables = _scatter_tables(codes.device)
     words = torch.zeros(pairs.shape[:-2], dtype=torch.int32, device=codes.device)
@@ -240,13 +220,13 @@ def _pack_codes(codes: Tensor, tiles: int, columns: int, format: str) -> Tensor:
     return words.view(tiles, columns, -1).view(torch.uint8)  # (tiles, columns, 2048)
 
 
-def _pack_scales(scales: Tensor, tiles: int, columns: int, format: str) -> Tensor:
-    per_pack = 4 if format == "nf4" else 16
+def _pack_scales(scales: Tensor, tiles: int, columns: int) -> Tensor:
+    per_pack = 16 // scales.itemsize  # of a row
     padded = torch.zeros(
         tiles * PACK_ROWS, columns * per_pack, dtype=scales.dtype, device=scales.device
     )
     padded[: scales.shape[0], : scales.shape[1]] = scales
-    if format == "nf4":
+    if scales.dtype == FLOAT32:
         # (tile, column, row, block of 64)
         by_row = padded.view(tiles, PACK_ROWS, columns, 4).permute(0, 2, 1, 3).contiguous()
         return by_row.view(tiles, columns, -1).view(torch.uint8)  # (tiles, columns, 256)
@@ -255,23 +235,51 @@ def _pack_scales(scales: Tensor, tiles: int, columns: int, format: str) -> Tenso
     return by_lane.reshape(tiles, columns, 256)
 
 
-def _scale_bytes(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scale bytes (N, K / block), the gain, and where a block cannot be expressed."""
-    if weight.format == "nvfp4":
-        raw = weight.block_scales.view(torch.uint8)
-        if bool(((raw & 0x7F) == 0x7F).any()) or bool((raw > 0x80).any()):
-            raise ValueError("nvfp4 block_scales hold NaN or a negative scale; packing needs none")
-        assert weight.global_scale is not None
-        gain = weight.global_scale.float() * 256.0
-        return _e5m3_of_e4m3(raw), gain, (raw & 0x7F) == 0
+def _stored_scales(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scales as packs hold them, the gain, and where a block cannot be expressed.
+
+    The first are a byte per 16 columns or a float32 per 64, the last (N, K / block).
+    """
     raw = weight.block_scales
-    if bool((raw == 255).any()):
-        raise ValueError("mxfp4 block_scales hold 255 (NaN); packing needs none")
-    largest = raw.max().to(torch.int16)
-    moved = raw.to(torch.int16) - largest + _LARGEST_E8M0
-    gain = torch.ldexp(torch.ones((), dtype=torch.float64, device=raw.device), largest.int() - 127)
-    lost = moved < 1
-    return moved.clamp(min=1).to(torch.uint8), gain.float(), lost
+    one = torch.ones((), dtype=torch.float64, device=raw.device)
+    if raw.dtype == FLOAT32:
+        return raw, one.float(), torch.zeros_like(raw, dtype=torch.bool)
+    if raw.dtype == E4M3:
+        raw = raw.view(torch.uint8)
+        if bool(((raw & 0x7F) == 0x7F).any()) or bool((raw > 0x80).any()):
+            raise ValueError(f"{weight.format} block_scales hold NaN or a negative scale")
+        assert weight.global_scale is not None
+        gain, lost = weight.global_scale.float() * 256.0, (raw & 0x7F) == 0
+        stored = _e5m3_of_e4m3(raw)
+    else:
+        if bool((raw == 255).any()):
+            raise ValueError(f"{weight.format} block_scales hold 255, which is NaN")
+        largest = raw.max().to(torch.int16)
+        moved = raw.to(torch.int16) - largest + _LARGEST_E8M0
+        gain, lost = torch.ldexp(one, largest.int() - 127).float(), moved < 1
+        stored = moved.clamp(min=1).to(torch.uint8)
+    return stored.repeat_interleave(weight.block // 16, dim=1), gain, lost
+
+
+def _unpack_scales(packed: PackedWeight) -> Tensor:
+    """Return block scales, (N, K / block), as float32 or their bytes; lost ones are wrong."""
+    (N, K), spec = packed.shape, FORMATS[packed.format]
+    tiles, columns, _ = packed.packs.shape
+    stored = packed.packs[:, :, 2048:]
+    if spec.scale_dtype == FLOAT32:
+        absmax = stored.contiguous().view(FLOAT32)  # (tiles, columns, 64)
+        # (tile, row, column, block of 64)
+        absmax = absmax.view(tiles, columns, PACK_ROWS, 4).permute(0, 2, 1, 3)
+        absmax = absmax.reshape(tiles * PACK_ROWS, columns * 4)[:N, : K // 64]
+        return absmax.contiguous()  # (N, K / 64)
+    stored = stored.reshape(tiles, columns, 8, 4, 4, 2)  # g, t, chunk, half
+    # (tile, half, g) are rows, (column, chunk, t) blocks of 16
+    stored = stored.permute(0, 5, 2, 1, 4, 3).reshape(tiles * PACK_ROWS, columns * 16)
+    stored = stored[:N, : K // 16 : spec.block // 16].contiguous()  # (N, K / block)
+    if spec.scale_dtype == E4M3:
+        return _e4m3_of_e5m3(stored)
+    largest = torch.log2(packed.gain.double()).round().to(torch.int16) + 127
+    return (stored.to(torch.int16) - _LARGEST_E8M0 + largest).to(torch.uint8)
 
 
 def _e5m3_of_e4m3(raw: Tensor) -> Tensor:

@@ -54,7 +54,9 @@ from torch import Tensor
 
 from kernels.formats import (
     E2M1_MAX,
+    E4M3,
     E4M3_MAX,
+    E8M0,
     Format,
     QuantizedWeight,
     byte_table,
@@ -107,9 +109,9 @@ def quantize(
     require_options(spec, with_global_scale=global_scale is not None, recipe=recipe)
     with torch.no_grad():
         block_amax = _block_amax(weight, spec)
-        if spec.name == "nvfp4":
+        if spec.scale_dtype == E4M3:
             return _quantize_nvfp4(weight, spec, block_amax, global_scale, recipe)
-        if spec.name == "mxfp4":
+        if spec.scale_dtype == E8M0:
             return _quantize_mxfp4(weight, spec, block_amax)
         return _quantize_nf4(weight, spec, block_amax)
 
@@ -168,7 +170,7 @@ def decoded_block_scales(weight: QuantizedWeight) -> Tensor:
     scales = weight.block_scales
     if weight.encode_scale is not None:
         return scales.float() / weight.encode_scale
-    if weight.format == "mxfp4":
+    if scales.dtype == E8M0:
         return e8m0_table(weight.device)[scales.int()]
     return scales
 
@@ -180,12 +182,7 @@ def check_weight(weight: Tensor, spec: Format) -> None:
             f"weight is {weight.dtype} of shape {tuple(weight.shape)}; "
             f"{spec.name} needs a floating matrix (N, K)"
         )
-    N, K = weight.shape
-    if N == 0 or K == 0 or K % spec.block:
-        raise ValueError(
-            f"weight.shape is ({N}, {K}); {spec.name} needs N positive and "
-            f"K a positive multiple of {spec.block}"
-        )
+    spec.require_whole_blocks("weight.shape is", *weight.shape)
 
 
 def _chunks(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -266,7 +263,7 @@ def _quantize_nvfp4(
 
     codes = _packed_codes(weight, spec, decoded / g, nearest)
     scales = decoded.to(torch.float8_e4m3fn)
-    return QuantizedWeight(format="nvfp4", codes=codes, block_scales=scales, encode_scale=g)
+    return QuantizedWeight(format=spec.name, codes=codes, block_scales=scales, encode_scale=g)
 
 
 def _quantize_mxfp4(weight: Tensor, spec: Format, block_amax: Tensor) -> QuantizedWeight:
@@ -279,7 +276,7 @@ def _quantize_mxfp4(weight: Tensor, spec: Format, block_amax: Tensor) -> Quantiz
         return e2m1_codes(blocks / step, torch.signbit(blocks))
 
     codes = _packed_codes(weight, spec, steps, nearest)
-    return QuantizedWeight(format="mxfp4", codes=codes, block_scales=exponents)
+    return QuantizedWeight(format=spec.name, codes=codes, block_scales=exponents)
 
 
 def e2m1_codes(scaled: Tensor, negative: Tensor) -> Tensor:
@@ -310,20 +307,20 @@ def e2m1_codes(scaled: Tensor, negative: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def nf4_bounds(device: torch.device) -> Tensor:
-    """Return the bounds between neighbouring NF4 values, (15,), float32."""
-    values = codebook("nf4", device)
+def code_bounds(format: str, device: torch.device) -> Tensor:
+    """Return the bounds between neighbouring values of a format like NF4, (15,), float32."""
+    values = codebook(format, device)
     return (values[:-1] + values[1:]) / 2
 
 
 def _quantize_nf4(weight: Tensor, spec: Format, absmax: Tensor) -> QuantizedWeight:
-    bounds = nf4_bounds(weight.device)
+    bounds = code_bounds(spec.name, weight.device)
 
     def nearest(blocks: Tensor, inverse: Tensor) -> Tensor:
         return torch.bucketize(blocks * inverse, bounds, out_int32=True).to(torch.uint8)
 
     codes = _packed_codes(weight, spec, 1.0 / absmax.clamp(min=1e-38), nearest)
-    return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax)
+    return QuantizedWeight(format=spec.name, codes=codes, block_scales=absmax)
 
 
 def _dequantize_rows(weight: QuantizedWeight, codes: Tensor, scales: Tensor) -> Tensor:

@@ -36,8 +36,9 @@ from kernels.cuda import compiler, driver, fused_adapter, hopper, linear
 from kernels.cuda.compiler import CompileError
 from kernels.cuda.fused_adapter import Join, Joining
 from kernels.cuda.hopper import Adapter, Choice
+from kernels.formats import random_weight
 from kernels.op import Arguments, rotated
-from kernels.packing import PACK_BYTES, PACK_COLUMNS, PACK_ROWS, PackedWeight
+from kernels.packing import PACK_BYTES, PACK_COLUMNS, PACK_ROWS, PackedWeight, pack
 
 LAYERS = {
     "7b": {
@@ -76,29 +77,8 @@ _SIXTEEN = (
 
 
 def random_packed(N: int, K: int, format: str, seed: int) -> PackedWeight:
-    """Return a packed weight of random codes and mid-range scales."""
-    generator = torch.Generator(device="cuda").manual_seed(seed)
-    tiles, packs = -(-N // PACK_ROWS), -(-K // PACK_COLUMNS)
-    data = torch.randint(
-        0, 256, (tiles, packs, PACK_BYTES), dtype=torch.uint8, device="cuda", generator=generator
-    )
-    if format == "nf4":
-        absmax = torch.rand(tiles, packs, 64, device="cuda", generator=generator) * 0.02 + 0.001
-        data[:, :, 2048:] = absmax.view(torch.uint8).view(tiles, packs, 256)
-    else:
-        low, high = (8, 120) if format == "nvfp4" else (240, 254)
-        data[:, :, 2048:] = torch.randint(
-            low, high, (tiles, packs, 256), dtype=torch.uint8, device="cuda", generator=generator
-        )
-    # NVFP4's gain holds the kernel's 2**8; MXFP4's must be a power of two.
-    gain = {"nvfp4": 256 / 40000, "mxfp4": 2.0**-9, "nf4": 1.0}[format]
-    return PackedWeight(
-        format=format,
-        shape=(N, K),
-        packs=data,
-        gain=torch.tensor(gain, device="cuda"),
-        extras={"encode_scale": torch.tensor(40000.0, device="cuda")},
-    )
+    """Return a packed weight of random codes and scales."""
+    return pack(random_weight(format, N, K, torch.Generator("cuda").manual_seed(seed)))
 
 
 def random_adapter(N: int, K: int, rank: int, ends: tuple[int, ...]) -> Adapter:

@@ -207,7 +207,7 @@ def _counters(device: int, stream: int) -> Tensor:
 
 def goes_dense(weight: QuantizedWeight, M: int) -> bool:
     """Tell whether M rows are multiplied by way of a dense W, as tiles would be slower."""
-    return weight.format == "nf4" or M > MOST_ROWS
+    return M > MOST_ROWS or not FORMATS[weight.format].is_e2m1
 
 
 def dense_with_columns(

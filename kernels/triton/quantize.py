@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.formats import QuantizedWeight, format_named, require_options
-from kernels.reference_quantize import check_weight, encode_scale_of, nf4_bounds
+from kernels.reference_quantize import check_weight, code_bounds, encode_scale_of
 from kernels.triton import FUSED
 
 _ELEMENTS = 4096
@@ -273,7 +273,7 @@ def quantize_blocks(
     codes = torch.empty(N, K // 2, dtype=torch.uint8, device=weight.device)
     dtype = torch.float32 if kind == 2 else torch.uint8
     scales = torch.empty(N, K // spec.block, dtype=dtype, device=weight.device)
-    bounds = nf4_bounds(weight.device) if kind == 2 else None
+    bounds = code_bounds(format, weight.device) if kind == 2 else None
     blocks = N * K // spec.block
     rows = _ELEMENTS // spec.block
     pairs = weight.dtype == torch.bfloat16

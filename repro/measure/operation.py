@@ -27,7 +27,7 @@ from torch.nn import functional
 from kernels import dispatch, reference_step, timing, tuning
 from kernels.cuda import hopper, linear
 from kernels.cuda.hopper import Adapter
-from kernels.formats import format_named
+from kernels.formats import format_named, random_weight
 from kernels.op import Shape, rotated
 from kernels.ops import named_op
 from kernels.packing import PackedWeight
@@ -35,7 +35,6 @@ from kernels.triton import decode_adapter, logprobs, quantize
 from kernels.tune import ENDS, LAYERS, random_adapter, random_packed
 from repro.evidence.procedure import Measured, Progress, RunContext, Stopped
 from repro.evidence.record import Estimate
-from repro.models.random_policy import random_weight
 from repro.spec.config import OperationScale, RunConfig, derive_seed
 from repro.spec.facts import Facts, Timing
 from repro.targets.kernel_speed import FORMATS, PORTABLE_ROWS, name_of

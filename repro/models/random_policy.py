@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
 
-from kernels.formats import FORMATS, QuantizedWeight
+from kernels.formats import TRAINED_SPREAD, QuantizedWeight, random_weight
 from repro.models.fused_weights import fuse_projections
 from repro.models.loading import build_on_meta, linears_of, put_parameters
 from repro.models.lora import adapter_layers, attach_adapter
@@ -27,9 +27,6 @@ from repro.spec.checks import require
 from repro.spec.config import derive_seed
 from repro.spec.facts import Facts
 from repro.spec.shapes import shape_named
-
-# Spread of a trained projection's weights; also what transformers initialises with.
-_SPREAD = 0.02
 
 
 def shape_config(name: str) -> dict[str, Any]:
@@ -91,7 +88,7 @@ def random_policy(
 
     def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
         value = torch.empty(shape, dtype=torch.bfloat16, device=target)
-        value = value.normal_(0.0, _SPREAD, generator=generator).to(stored_dtype)
+        value = value.normal_(0.0, TRAINED_SPREAD, generator=generator).to(stored_dtype)
         # Gains scatter about one; everything else about zero.
         return value + 1 if "norm" in name else value
 
@@ -108,7 +105,7 @@ def random_policy(
         adapted = attach_adapter(model, rank=lora_rank, alpha=alpha, seed=seed)
         for _, layer in adapter_layers(adapted):
             with torch.no_grad():
-                layer.adapter()[1].normal_(0.0, _SPREAD, generator=generator)
+                layer.adapter()[1].normal_(0.0, TRAINED_SPREAD, generator=generator)
     policy = Policy(
         model=adapted.eval(),
         tokenizer=None,
@@ -120,35 +117,3 @@ def random_policy(
     if full:
         set_trainable(policy, norms_trained=False)
     return policy
-
-
-def random_weight(
-    weight_format: str, rows: int, columns: int, generator: torch.Generator
-) -> QuantizedWeight:
-    """Return random codes and scales, (rows, columns), that spread like a trained weight's."""
-    spec = FORMATS[weight_format]
-    require(
-        columns % spec.block == 0,
-        f"a weight of {columns} columns; {weight_format} needs a multiple of {spec.block}",
-    )
-    device = generator.device
-
-    def integers(low: int, high: int, shape: tuple[int, int]) -> Tensor:
-        return torch.randint(
-            low, high, shape, generator=generator, dtype=torch.uint8, device=device
-        )
-
-    codes = integers(0, 256, (rows, columns // 2))
-    blocks = (rows, columns // spec.block)
-    spread = torch.tensor(spec.values).square().mean().sqrt().item()
-    if weight_format == "nvfp4":
-        # E4M3 bytes of 64 to 448, about the range that block scales of a trained weight take.
-        scales = integers(0x68, 0x7F, blocks).view(torch.float8_e4m3fn)
-        decode = torch.tensor(_SPREAD / (spread * 200.0), device=device)
-        return QuantizedWeight(
-            format="nvfp4", codes=codes, block_scales=scales, global_scale=decode
-        )
-    if weight_format == "mxfp4":
-        return QuantizedWeight(format="mxfp4", codes=codes, block_scales=integers(119, 122, blocks))
-    absmax = torch.rand(blocks, generator=generator, device=device) + 0.5
-    return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax * (_SPREAD / spread))

@@ -31,7 +31,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver, jit
 
-from kernels.formats import FORMATS, QuantizedWeight
+from kernels.formats import FORMATS, QuantizedWeight, random_weight
 from kernels.reference_step import Heads, LayerCache, Rotation
 from kernels.triton import (
     decode_adapter,
@@ -124,11 +124,7 @@ def usage(cubin: bytes) -> dict[str, int]:
 
 
 def weight(format: str, N: int, K: int) -> QuantizedWeight:
-    spec = FORMATS[format]
-    scales = torch.zeros(N, K // spec.block, dtype=spec.scale_dtype)
-    g = torch.ones(()) if spec.has_global_scale else None
-    codes = torch.zeros(N, K // 2, dtype=torch.uint8)
-    return QuantizedWeight(format=format, codes=codes, block_scales=scales, encode_scale=g)
+    return random_weight(format, N, K, torch.Generator().manual_seed(0))
 
 
 def zeros(*shape: int, dtype: torch.dtype = BF16) -> Tensor:

@@ -27,6 +27,13 @@ def assert_bitwise(actual, expected, what="result"):
         )
 
 
+def assert_same_weight(actual, expected, what="weight"):
+    """Require the same tensors of two quantised weights, to the bit."""
+    assert actual.tensors().keys() == expected.tensors().keys(), what
+    for name, tensor in expected.tensors().items():
+        assert_bitwise(actual.tensors()[name], tensor, f"{what}: {name}")
+
+
 # Elements that are compared at once: in double precision they would fill a device else.
 _AT_ONCE = 1 << 24
 

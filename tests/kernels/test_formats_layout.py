@@ -4,11 +4,12 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from kernels.formats import FORMATS, QuantizedWeight
+from kernels.formats import FORMATS, TRAINED_SPREAD, QuantizedWeight, random_weight
 from kernels.ops_linear import weight_bytes
 from kernels.packing import pack, unpack
 from kernels.reference import dequantize, quantize
-from tests.kernels.conftest import assert_bitwise
+from repro.spec.arm import FOUR_BIT_FORMATS
+from tests.kernels.conftest import assert_same_weight
 
 
 def _weight(format, N=48, K=128, seed=0):
@@ -17,10 +18,19 @@ def _weight(format, N=48, K=128, seed=0):
     return quantize(torch.randn(N, K, generator=generator) * spread, format)
 
 
-def _require_same(actual, expected):
-    assert actual.tensors().keys() == expected.tensors().keys()
-    for name, tensor in expected.tensors().items():
-        assert_bitwise(actual.tensors()[name], tensor, name)
+def test_settings_name_the_formats_that_there_are():
+    assert set(FOUR_BIT_FORMATS) == set(FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("format", "scales"),
+    [("nvfp4", [117, 118, 123, 108]), ("mxfp4", [119, 120, 120, 121]), ("nf4", [98, 154, 236, 60])],
+)
+def test_random_weights_are_those_of_the_records_and_spread_like_trained_ones(format, scales):
+    weight = random_weight(format, 48, 896, torch.Generator().manual_seed(5))
+    assert weight.codes[0, :4].tolist() == [99, 206, 239, 189]
+    assert weight.block_scales.view(torch.uint8)[-1, -4:].tolist() == scales
+    assert TRAINED_SPREAD < float(dequantize(weight).std()) < 1.6 * TRAINED_SPREAD
 
 
 @pytest.mark.parametrize("format", list(FORMATS))
@@ -30,8 +40,7 @@ def test_a_weight_survives_safetensors_and_moves_whole(format):
     assert weight.nbytes == weight_bytes(format, 48, 128) + 8 * FORMATS[format].has_global_scale
     tensors = weight.tensors()
     back = QuantizedWeight.from_tensors(format, load(save(tensors)), (48, 128))
-    _require_same(back, weight)
-    assert_bitwise(dequantize(back), dequantize(weight))
+    assert_same_weight(back, weight)
     moved = weight.to("meta")
     assert {tensor.device.type for tensor in moved.tensors().values()} == {"meta"}
     assert moved.shape == (48, 128)
@@ -82,7 +91,7 @@ def test_scales_that_no_writer_produces_are_refused():
 @pytest.mark.parametrize(("N", "K"), [(16, 256), (33, 320), (1, 64), (100, 1088)])
 def test_unpacking_returns_every_bit(format, N, K):
     weight = _weight(format, N, K)
-    _require_same(unpack(pack(weight)), weight)
+    assert_same_weight(unpack(pack(weight)), weight)
 
 
 def test_scales_of_any_size_come_back_with_their_codes_and_a_nan_is_refused():
@@ -90,7 +99,7 @@ def test_scales_of_any_size_come_back_with_their_codes_and_a_nan_is_refused():
     nvfp4.block_scales.view(torch.uint8)[3, :4] = 0
     mxfp4.block_scales[0, :4] = torch.tensor([0, 1, 127, 254], dtype=torch.uint8)
     for weight in (nvfp4, mxfp4):
-        _require_same(unpack(pack(weight)), weight)
+        assert_same_weight(unpack(pack(weight)), weight)
     nvfp4.block_scales.view(torch.uint8)[0, 0] = 0x7F
     with pytest.raises(ValueError, match="NaN"):
         pack(nvfp4)

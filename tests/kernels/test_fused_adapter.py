@@ -55,9 +55,8 @@ def test_the_source_compiles(M):
 
 def _layer(N, K, format="nvfp4"):
     generator = torch.Generator("cuda").manual_seed(N + K)
-    quantized = reference.quantize(
-        torch.randn(N, K, device="cuda", generator=generator) * 0.05, format
-    )
+    dense = torch.randn(N, K, device="cuda", generator=generator) * 0.05
+    quantized = reference.quantize(dense, format)
     return reference.dequantize(quantized), pack(quantized)
 
 
@@ -162,8 +161,7 @@ def test_a_capture_without_a_workspace_is_refused():
 @hopper
 def test_gradients_reach_x_and_the_bias():
     N, K, M = 272, 512, 70
-    quantized = reference.quantize(torch.randn(N, K, device="cuda") * 0.05, "nvfp4")
-    dense, packed = reference.dequantize(quantized), pack(quantized)
+    dense, packed = _layer(N, K)
     x = torch.randn(M, K, device="cuda").bfloat16().requires_grad_()
     bias = torch.randn(N, device="cuda").requires_grad_()
     upstream = torch.randn(M, N, device="cuda").bfloat16()

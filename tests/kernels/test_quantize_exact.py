@@ -14,7 +14,7 @@ import torch
 from kernels import reference
 from kernels.formats import FORMATS, RECIPES
 from tests.interpreted import needs_interpreter
-from tests.kernels.conftest import assert_bitwise
+from tests.kernels.conftest import assert_bitwise, assert_same_weight
 
 # Four times the magnitudes between neighbouring E2M1 values.
 BOUNDS = (1, 3, 5, 7, 10, 14, 20)
@@ -77,10 +77,8 @@ def test_the_portable_kernel_interpreted_has_the_references_bits(factor, recipe)
 
     for dtype in (torch.bfloat16, torch.float32):
         weight = _hard_weight(torch.float32)[:64].mul(factor).to(dtype)
-        ours = quantize.quantize(weight, "nvfp4", recipe=recipe).tensors()
-        for name, tensor in reference.quantize(weight, "nvfp4", recipe=recipe).tensors().items():
-            bits = [x.reshape(-1).view(torch.uint8) for x in (ours[name], tensor)]
-            assert torch.equal(*bits), (name, dtype)
+        expected = reference.quantize(weight, "nvfp4", recipe=recipe)
+        assert_same_weight(quantize.quantize(weight, "nvfp4", recipe=recipe), expected, dtype)
 
 
 @pytest.mark.gpu
@@ -100,15 +98,13 @@ def test_hard_weights_are_quantised_bit_for_bit_on_a_gpu(format, dtype, factor, 
     scales = [None]
     if format == "nvfp4":
         own = reference.quantize(weight, format).global_scale
-        assert own is not None
         # Its own; one that saturates block scales; one that makes most of them zero; an odd one.
         scales += [own.double() * share for share in (1.0, 1e-3, 1e4, 0.7)]
         scales.append(torch.tensor(2.0**-8 * factor, dtype=torch.float64))
     for scale in scales:
         expected = reference.quantize(weight, format, global_scale=scale, recipe=recipe)
         ours = quantize.quantize(weight.cuda(), format, global_scale=scale, recipe=recipe)
-        for name, tensor in expected.tensors().items():
-            assert_bitwise(ours.tensors()[name].cpu(), tensor, f"{name}, scale {scale}")
+        assert_same_weight(ours.to("cpu"), expected, f"scale {scale}")
 
 
 @pytest.mark.gpu

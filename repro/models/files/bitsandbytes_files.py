@@ -35,7 +35,8 @@ from torch import Tensor
 from kernels.formats import FORMATS, QuantizedWeight, swap_nibbles
 from repro.models.files.tensor_files import CheckpointError
 
-NAME: Final = "bitsandbytes-nf4"
+# Names of the formats that it holds.
+LAYOUTS: Final = {"nf4": "bitsandbytes-nf4"}
 METHOD: Final = "bitsandbytes"
 CODES, SCALES, VALUES, STATE = (
     "weight",

@@ -16,12 +16,12 @@ from repro.models.files import bitsandbytes_files, compressed_tensors
 from repro.models.files.tensor_files import CheckpointError, TensorFile, TensorSpec
 
 # The layout's name by format.
-LAYOUTS: Final = compressed_tensors.LAYOUTS | {"nf4": bitsandbytes_files.NAME}
+LAYOUTS: Final = compressed_tensors.LAYOUTS | bitsandbytes_files.LAYOUTS
 
 
 def quantization_config(weight_format: str) -> dict[str, Any]:
     """Return the `quantization_config` of `config.json`."""
-    if weight_format == "nf4":
+    if weight_format in bitsandbytes_files.LAYOUTS:
         return dict(bitsandbytes_files.SETTINGS)
     return compressed_tensors.quantization_config(weight_format)
 
@@ -39,11 +39,7 @@ def packed_specs(
     """Return the tensors of a projection of `shape` (N, K) by full name, K in whole blocks."""
     N, K = shape
     spec = FORMATS[weight_format]
-    if K % spec.block:
-        raise ValueError(
-            f"{projection}.weight has K = {K}; {weight_format.upper()} needs a multiple of "
-            f"{spec.block}"
-        )
+    spec.require_whole_blocks(f"{projection}.weight is", N, K)
     empty = partial(torch.empty, device="meta")
     weight = QuantizedWeight(
         format=weight_format,
@@ -59,7 +55,8 @@ def packed_specs(
 
 def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor]:
     """Return the tensors of a projection by full name, as the file holds them."""
-    packed = bitsandbytes_files.packed if weight.format == "nf4" else compressed_tensors.packed
+    theirs = weight.format in bitsandbytes_files.LAYOUTS
+    packed = bitsandbytes_files.packed if theirs else compressed_tensors.packed
     return {f"{projection}.{leaf}": tensor for leaf, tensor in packed(weight).items()}
 
 
@@ -87,7 +84,7 @@ def read_packed(
                 f"{spec.dtype} {spec.shape}"
             )
         tensors[name.removeprefix(f"{projection}.")] = source.read(name)
-    if weight_format == "nf4":
+    if weight_format in bitsandbytes_files.LAYOUTS:
         scale = bitsandbytes_files.SCALES
         fields = bitsandbytes_files.unpacked(tensors, where, shape)
     else:

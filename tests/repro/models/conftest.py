@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from repro.models.checkpoint import MANIFEST
 from repro.models.policy import load_policy
 from repro.models.quantized_linear import QuantizedLinear
+from tests.kernels.conftest import assert_same_weight
 from tests.repro.architectures import CLASSES, small_model
 
 ARCHITECTURES = tuple(CLASSES)
@@ -32,10 +33,7 @@ def require_same_weights(one, other):
     ours, theirs = quantized_linears(one), quantized_linears(other)
     assert ours.keys() == theirs.keys()
     for name, linear in ours.items():
-        stored = theirs[name].weight.tensors()
-        assert stored.keys() == linear.weight.tensors().keys()
-        for part, tensor in linear.weight.tensors().items():
-            assert torch.equal(tensor.cpu().float(), stored[part].cpu().float()), (name, part)
+        assert_same_weight(linear.weight.to("cpu"), theirs[name].weight.to("cpu"), name)
 
 
 def edit_config(folder, change):

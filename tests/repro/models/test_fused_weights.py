@@ -12,6 +12,7 @@ from repro.models.random_policy import random_policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.spec.config import SamplingConfig
+from tests.kernels.conftest import assert_same_weight
 from tests.repro.architectures import qwen2_shape
 
 SHAPE = qwen2_shape(256, layers=2)
@@ -36,8 +37,7 @@ def test_loading_packs_every_projection_and_fuses_those_that_share_an_input(
     assert len(packed) == 14
     for name, layer in packed.items():
         assert isinstance(layer.weight, PackedWeight), name
-        for part, tensor in plain[name].weight.tensors().items():
-            assert torch.equal(layer.codes().tensors()[part].float(), tensor.float()), (name, part)
+        assert_same_weight(layer.codes(), plain[name].weight, name)
     group = [packed[f"model.layers.1.self_attn.{part}_proj"] for part in "qkv"]
     fused = fused_weight(group)
     assert fused.shape == (256 + 128 + 128, 256)
