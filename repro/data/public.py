@@ -34,16 +34,9 @@ _NAMED = {"question": "problem", "answer": "answer"}
 class PublicSet:
     """The location of a public data set, and how to read its rows.
 
-    Attributes
-    ----------
-    revision
-        Commit on the hub; `DATA_DOWNLOADS` has its name there.
-    files
-        Split (`train`, `test`) to the file's path in the repository.
-    columns
-        Its columns by role: question, answer, and solution, id and level where it has them.
-    gold
-        Answer to gold.
+    `revision` is a commit on the hub, where `DATA_DOWNLOADS` has its name; `files` has the path in
+    the repository by split. Columns are by role: question, answer, and solution, id and level where
+    it has them. `gold` makes an answer a gold.
     """
 
     revision: str

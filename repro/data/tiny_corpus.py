@@ -53,16 +53,10 @@ ENDINGS: dict[str, str] = {
 class CorpusConfig:
     """Shares of the habits in the pre-training text.
 
-    Attributes
-    ----------
-    careless_share
-        Probability of a careless completion by level, from level 1 upward; longer problems take
-        the last one.
-    careful_endings, careless_endings
-        Weights of the endings tags, hashes, sentence.
-    dropped_share, slip_share
-        Probabilities that a careful completion of two or more steps skips one, and that one
-        contains a wrong result, off by one of `slips`.
+    `careless_share` is the probability of a careless completion by level, from level 1 upward;
+    longer problems take the last one. Endings have weights: tags, hashes, sentence. `dropped_share`
+    and `slip_share` are the probabilities that a careful completion of two or more steps skips one,
+    and that one contains a wrong result, off by one of `slips`.
     """
 
     careless_share: tuple[float, ...] = (0.10, 0.30, 0.50, 0.60, 0.65)

@@ -11,16 +11,9 @@ from statistics import fmean, stdev
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """One measured number.
+    """One measured number, of `n` independent units; None where the run produced no finite one.
 
-    Attributes
-    ----------
-    value
-        None where the run produced no finite number.
-    low, high
-        95 % interval, None where there is none.
-    n
-        How many independent units are behind it.
+    `low` and `high` are its 95 % interval, None where there is none.
     """
 
     value: float | None

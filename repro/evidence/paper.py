@@ -17,16 +17,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperCell:
-    """One number of the paper.
+    """One number of the paper, with an id that is unique in its file: `row/column/quantity`.
 
-    Attributes
-    ----------
-    id
-        Unique in its file: `row/column/quantity`.
-    arm
-        Name of this suite's arm for the row, empty where it has none.
-    items
-        Test problems behind a percentage, 0 where that does not apply.
+    `arm` is this suite's name for the row, empty where it has none; `items` are the test problems
+    behind a percentage, 0 where that does not apply.
     """
 
     id: str

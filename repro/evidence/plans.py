@@ -44,18 +44,10 @@ _TRANSLATED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPlan:
-    """A plan, and when it was made.
+    """A plan as JSON values, and when and by which source it was first written down.
 
-    Attributes
-    ----------
-    made
-        ISO 8601 time, UTC, of the first time that it was written down.
-    commit, dirty
-        The source that wrote it, as in a record.
-    digest
-        What its records carry: of plans spelled as today that of `plan`.
-    plan
-        `repro.run.analysis_plan.analysis_plan`, as JSON values.
+    `made` is an ISO 8601 time, UTC; `commit` and `dirty` are as in a record. The digest is what its
+    records carry: of plans spelled as today that of `plan`.
     """
 
     made: str

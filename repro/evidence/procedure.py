@@ -31,17 +31,11 @@ class PeerLostError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Results of one run.
+    """Results of one run: series have one value per step, None where a step has none.
 
-    Attributes
-    ----------
-    series
-        One value per step, None where a step has none.
-    facts
-        Facts about what the run did; receipts use them to show that no step was skipped. `sources`
-        are the states of the source that its checkpoints carried.
-    inputs
-        SHA-256 of the inputs: checkpoint, problems, prompt template.
+    By facts about what the run did receipts show that no step was skipped; `sources` are the states
+    of the source that its checkpoints carried. Inputs are SHA-256 digests: checkpoint, problems,
+    prompt template.
     """
 
     metrics: dict[str, Estimate] = field(default_factory=dict)
@@ -55,16 +49,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """Where a run is carried out and whom it tells.
+    """Where a run is carried out (its own folder, for checkpoints) and whom it tells.
 
-    Attributes
-    ----------
-    folder
-        Its own, for checkpoints.
-    progress
-        Told what is done now, with numbers such as `step`.
-    should_stop
-        Whether the run is to end at its next step, by `Stopped`.
+    `progress` is told what is done now, with numbers such as `step`. `should_stop` says whether the
+    run is to end at its next step, by `Stopped`.
     """
 
     folder: Path

@@ -49,18 +49,11 @@ PRESET = 6 | lzma.PRESET_EXTREME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A stored record that has not been read yet.
+    """A stored record that has not been read yet: tier, target and arm are from its path.
 
-    Attributes
-    ----------
-    tier, target, arm
-        From its path.
-    name
-        `seed-3.json`, or `seed-3.failed-1.json`, as among raw runs.
-    path
-        For messages: the file, or the CSV file followed by arm and name.
-    read
-        Returns the record; raises `RecordError` if it cannot be used.
+    `name` is `seed-3.json`, or `seed-3.failed-1.json`, as among raw runs. `path` is for messages:
+    the file, or the CSV file followed by arm and name. `read` raises `RecordError` if it cannot be
+    used.
     """
 
     tier: str

@@ -64,7 +64,7 @@ def main_export(args: argparse.Namespace) -> int:
             effect = distance(trained.logits, logits_of(policy.model, trained.rows)).mean
         said = [
             f"training moved the policy by {effect:.2e} nats; one more rounding of "
-            f"each layer's output, by {trained.rounding:.2e}",
+            f"each layer's output, by {trained.rounding:.2e}"
         ]
         moved = f"{adapter} moves no probe text's distribution: training changed nothing"
         if args.kind == "adapter":

@@ -17,14 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from repro.export.comparing import (
-    Said,
-    distance,
-    released,
-    require_same,
-    said_by,
-    stock_logits,
-)
+from repro.export.comparing import Said, distance, released, require_same, said_by, stock_logits
 from repro.models.checkpoint import MANIFEST, resolve, write_quantized
 from repro.models.files.stored_layouts import LAYOUTS, quantization_config
 from repro.models.files.tensor_files import TensorFolder, read_object

@@ -61,16 +61,10 @@ OTHER_THRESHOLD = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of two sets of records of a target.
+    """One of two sets of records of a target, those that are usable by arm and seed.
 
-    Attributes
-    ----------
-    name
-        Where the records are from, as sentences name it.
-    records
-        Usable ones by arm and seed.
-    problems
-        A sentence for each record that is refused, failed or cannot be read.
+    Sentences call them by `name`: where they are from. There is a problem, a sentence, for each
+    record that is refused, failed or cannot be read.
     """
 
     name: str

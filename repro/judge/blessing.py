@@ -35,12 +35,7 @@ class BlessError(ValueError):
 
 _DIGITS = 6
 # Fewer digits for values that are drawn, have wide bounds, or only show how a run went.
-_COARSE = {
-    "completion_tokens": 3,
-    "entropy": 2,
-    "grad_norm": 1,
-    "sigma_realised": 3,
-}
+_COARSE = {"completion_tokens": 3, "entropy": 2, "grad_norm": 1, "sigma_realised": 3}
 # Diagnostics of a run, dropped unless the mean of one is a metric of the target.
 _DIAGNOSTICS = {
     "loss",

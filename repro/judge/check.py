@@ -61,13 +61,9 @@ _UNSTATED = (
 class Checked:
     """A selection with its evidence and verdicts.
 
-    Attributes
-    ----------
-    lacking
-        A sentence with the folder that has no records; None if there are any, even failed ones.
-    as_before
-        The values compared with those blessed on the same kind of device; None where nothing is
-        blessed, and of blessed records themselves.
+    `lacking` is a sentence with the folder that has no records; None if there are any, even failed
+    ones. `as_before` compares the values with those blessed on the same kind of device; None where
+    nothing is blessed, and of blessed records themselves.
     """
 
     selection: Selection

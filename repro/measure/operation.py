@@ -128,11 +128,7 @@ def measure_operations(run: RunConfig, context: RunContext) -> Measured:
 
 
 def _block(
-    block: str,
-    format: str,
-    scale: OperationScale,
-    timed: Timed,
-    context: RunContext,
+    block: str, format: str, scale: OperationScale, timed: Timed, context: RunContext
 ) -> None:
     """Time the four linear layers of one block: forward, backward, with an adapter."""
     taken: dict[tuple[str, int], float] = defaultdict(float)

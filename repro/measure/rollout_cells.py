@@ -56,11 +56,7 @@ class Repeat:
 
 
 def timed(
-    engine: Engine,
-    prompts: list[list[int]],
-    new_tokens: int,
-    *,
-    first_seed: int = 0,
+    engine: Engine, prompts: list[list[int]], new_tokens: int, *, first_seed: int = 0
 ) -> float:
     """Return the seconds of one rollout between two device events; rows' seeds are consecutive."""
     rows = len(prompts)

@@ -79,15 +79,10 @@ _HOPELESS = 1.1
 class Bench:
     """What every measurement of a run shares.
 
-    Attributes
-    ----------
-    ranks
-        Those that measure together; points of one GPU are measured by each for itself.
-    product_rate
-        FLOP per second of a large product on the device; None where none was measured.
-    timed_retries
-        By point and way: how often the allocator retried under the clock. Within a budget retries
-        are how a step is made to fit, and are not counted.
+    `ranks` measure together; points of one GPU are measured by each for itself. `product_rate` is
+    FLOP per second of a large product on the device; None where none was measured. `timed_retries`
+    counts, by point and way, how often the allocator retried under the clock. Within a budget
+    retries are how a step is made to fit, and are not counted.
     """
 
     scale: StepScale

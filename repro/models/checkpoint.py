@@ -277,9 +277,7 @@ def _quantised(
 
 
 def write_shards(
-    folder: Path,
-    tensors: Iterable[tuple[str, Tensor]],
-    max_bytes: int = DEFAULT_SHARD_BYTES,
+    folder: Path, tensors: Iterable[tuple[str, Tensor]], max_bytes: int = DEFAULT_SHARD_BYTES
 ) -> dict[str, str]:
     """Write shards as they fill, and their index; return `{file: SHA-256}` in order."""
     digests: list[str] = []

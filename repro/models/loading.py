@@ -63,16 +63,11 @@ _COMPUTED = re.compile(r"(?:^|\.)rotary_emb\.inv_freq$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """A checkpoint's config, apart from how its weights are stored.
+    """A checkpoint's config, without its `quantization_config`, apart from how weights are stored.
 
-    Attributes
-    ----------
-    config
-        transformers' config, without its `quantization_config`.
-    stored_format
-        `nvfp4`, `mxfp4` or `nf4` where the file holds codes; None where it holds 16 or 32 bits.
-    end_token_ids
-        Of `generation_config.json`, None where it is missing or has none.
+    `stored_format` is `nvfp4`, `mxfp4` or `nf4` where the file holds codes; None where it holds 16
+    or 32 bits. `end_token_ids` are of `generation_config.json`, None where it is missing or has
+    none.
     """
 
     config: PretrainedConfig

@@ -14,13 +14,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import cast
 
-__all__ = [
-    "AutoPeftModelForCausalLM",
-    "LoraConfig",
-    "PeftLinear",
-    "PeftModel",
-    "get_peft_model",
-]
+__all__ = ["AutoPeftModelForCausalLM", "LoraConfig", "PeftLinear", "PeftModel", "get_peft_model"]
 
 
 @contextmanager

@@ -41,16 +41,10 @@ _EXPLORED = "accuracy_explored"
 class ProblemSets:
     """The problems of a scale.
 
-    Attributes
-    ----------
-    train, development
-        Empty where nothing is trained; `development` also where training is not evaluated.
-    test
-        Problems that `accuracy` is computed on: the test split, or all further sets together.
-    further
-        The further test sets, by name.
-    rewarded
-        Whether a user's reward pays, which may read any column of the rows that are trained on.
+    `train` and `development` are empty where nothing is trained, the latter also where training is
+    not evaluated. `accuracy` is computed on `test`: the test split, or all `further` sets together,
+    which are there by name. `rewarded` says whether a user's reward pays, which may read any
+    column.
     """
 
     train: list[Problem]
@@ -91,17 +85,10 @@ class ProblemSets:
 class RunTally(Tally):
     """Grades, killed graders, peak memory and seconds of one run, summed over all its starts.
 
-    They are counted by the process; so each checkpoint saves them,
-    and a resumed run continues from them. Each start evaluates the initial policy again, which the
-    checkpoint has already counted; so its grades replace those that the new process has counted
-    until then, and are not added to them.
-
-    Parameters
-    ----------
-    inputs
-        Digests of the run's inputs, by name; they must be the same in every start.
-    began
-        What `time.perf_counter` said when this process began with the run.
+    They are counted by the process; so each checkpoint saves them, and a resumed run continues from
+    them. Each start evaluates the initial policy again, which the checkpoint has already counted;
+    so its grades replace those that the new process has counted until then, and are not added to
+    them. The digests of the run's inputs must be the same in every start.
     """
 
     def __init__(self, pool: GraderPool, inputs: Mapping[str, str], began: float) -> None:

@@ -29,15 +29,10 @@ ENTROPY, ACCURACY = "entropy_finished", "accuracy_lenient"
 class ArmDose:
     """An arm before training, compared with BF16 of the same draw.
 
-    Attributes
-    ----------
-    rise
-        Of the entropy on own finished completions, nats, over draws; its interval is that of the
-        verdict where a claim is about it.
-    temperature
-        At which BF16 has the arm's entropy, mean over draws; None beyond the measured ones.
-    damage
-        BF16's accuracy at that temperature less the arm's, points; None where it is None.
+    `rise` is that of the entropy on own finished completions, nats, over draws; its interval is the
+    verdict's where a claim is about it. At `temperature` BF16 has the arm's entropy, mean over
+    draws; None beyond the measured ones, as then is the `damage`: BF16's accuracy there less the
+    arm's, points.
     """
 
     arm: Arm

@@ -123,19 +123,12 @@ def _origin(sides: Sequence[Side]) -> str:
 def judgement_of(
     old: str, new: Path, names: Sequence[str], tier: str | None, expected: Path
 ) -> Judgement:
-    """Compare the records of two folders.
+    """Compare the records of two folders, or of one and what is blessed.
 
-    Raises `ValueError` if a folder does not exist, none has a record of what is not named, or a
-    name is no target's or no tier's.
-
-    Parameters
-    ----------
-    old
-        A folder of runs, or `blessed` for the blessed records of the device of the new ones.
-    names
-        Targets; with none, all that either folder has records of.
-    tier
-        Its name; None for every tier at which there are records.
+    `old` is a folder of runs, or `blessed` for the blessed records of the device of the new ones.
+    Without names, all targets are compared that either folder has records of; without a tier's
+    name, every tier at which there are records. Raises `ValueError` if a folder does not exist,
+    none has a record of what is not named, or a name is no target's or no tier's.
     """
     folders = [new] if old == BLESSED else [Path(old), new]
     for folder in folders:

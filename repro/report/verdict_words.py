@@ -22,12 +22,12 @@ from pathlib import Path
 
 from repro.evidence.origins import grouped_by
 from repro.evidence.verdicts.expectation import Expectation, load_bars
-from repro.evidence.verdicts.verdict import EXPLORATORY, OWN_BAR, SHOWN, Status, Verdict
+from repro.evidence.verdicts.verdict import EXPLORATORY, SHOWN, Status, Verdict
 from repro.judge.as_before import Comparison, MetricRow
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, quantity
 from repro.report.tables import NOTHING, table
-from repro.spec.claim import ALPHA
+from repro.spec.claim import ALPHA, OWN_BAR
 from repro.spec.tier import Tier
 
 BY_CHANCE = f"q >= {100 * ALPHA:g} %"

@@ -51,18 +51,11 @@ _BASED = re.compile(r"(-?[0-9A-Za-z]*[0-9][0-9A-Za-z]*)_(?:\{\s?([0-9]{1,2})\s?\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """A written number.
+    """A written number by its exact value, without the unit: `35%` has 35.
 
-    Attributes
-    ----------
-    value
-        Its exact value, without the unit: `35%` has 35.
-    form
-        How it is written; a decimal whose `decimals` are all zero is `whole`.
-    unit
-        Name of its unit or currency, "" for none.
-    reduced
-        False for a fraction that could be cancelled or is a whole number.
+    A decimal whose `decimals` are all zero is of the form `whole`. `unit` is the name of its unit
+    or currency, "" for none. `reduced` is False for a fraction that could be cancelled or is a
+    whole number.
     """
 
     value: Fraction

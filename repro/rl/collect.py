@@ -103,10 +103,7 @@ class PromptSource:
     """
 
     def __init__(
-        self,
-        problems: Sequence[Problem],
-        tokenizer: PreTrainedTokenizerBase,
-        run: RunConfig,
+        self, problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, run: RunConfig
     ) -> None:
         scale: TrainScale = run.scale
         self.size = scale.prompts_per_rollout

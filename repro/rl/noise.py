@@ -70,13 +70,8 @@ def draw_noise(
 ) -> Tensor:
     """Return the noise that one norm really gets, (H,) float32 on the weight's device.
 
-    Parameters
-    ----------
-    weight
-        (H,) the gain; read by `as_released` only, which rounds to bfloat16 as an in-place addition
-        to a bfloat16 gain does.
-    seed, step, name
-        What the draw depends on, and nothing else.
+    The draw depends on seed, step and name, and nothing else. The gain `weight`, (H,), is read by
+    `as_released` only, which rounds to bfloat16 as an in-place addition to a bfloat16 gain does.
     """
     # Drawn on the CPU, so that every device sees the same numbers.
     generator = torch.Generator().manual_seed(derive_seed(seed, "noise", step, name))
@@ -103,12 +98,7 @@ def perturbable_norms(model: nn.Module, form: str) -> dict[str, PerturbableRMSNo
 
 @contextmanager
 def perturbed(
-    policy: Policy,
-    config: NoiseConfig | None,
-    *,
-    seed: int,
-    step: int,
-    total_steps: int,
+    policy: Policy, config: NoiseConfig | None, *, seed: int, step: int, total_steps: int
 ) -> Iterator[NoiseReceipt]:
     """Add the step's noise to the policy's norms for the length of the block.
 

@@ -62,11 +62,7 @@ Image = tuple[Tensor | None, Tensor | None]
 
 
 def packed_logprobs(
-    policy: Policy,
-    rows: Rows,
-    temperature: float,
-    *,
-    kept_blocks: int | None = 0,
+    policy: Policy, rows: Rows, temperature: float, *, kept_blocks: int | None = 0
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the completions' tokens.
 

@@ -90,10 +90,7 @@ class Rows:
 
 
 def make_rows(
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Completion],
-    *,
-    group_size: int,
+    prompts: Sequence[Sequence[int]], completions: Sequence[Completion], *, group_size: int
 ) -> Rows:
     """Build rows from P * group_size completions in prompt-major order.
 

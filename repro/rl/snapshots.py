@@ -60,10 +60,7 @@ class Snapshot:
 
 
 def write_snapshot(
-    folder: Path,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    content: Mapping[str, Any],
+    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], content: Mapping[str, Any]
 ) -> Path:
     """Write a snapshot, whole or not at all, then remove all but it and the one before it.
 

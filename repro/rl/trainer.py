@@ -100,14 +100,8 @@ def everything(rows: Rows) -> Tensor:
 class Training:
     """The constant inputs of `iterate`.
 
-    Attributes
-    ----------
-    taking_part
-        Returns the indices of the rows of a rollout that are trained on.
-    clock
-        Marked at the end of each phase.
-    hooks
-        Only `on_rollout` and `on_fault` are called.
+    `taking_part` returns the indices of the rows of a rollout that are trained on; the clock is
+    marked at the end of each phase. Of the hooks only `on_rollout` and `on_fault` are called.
     """
 
     learner: Learner
@@ -119,12 +113,7 @@ class Training:
 
 
 def train(
-    learner: Learner,
-    source: PromptSource,
-    score: Score,
-    hooks: Hooks,
-    *,
-    folder: Path,
+    learner: Learner, source: PromptSource, score: Score, hooks: Hooks, *, folder: Path
 ) -> TrainState:
     """Train a freshly loaded policy in place, or resume from the last checkpoint in `folder`.
 

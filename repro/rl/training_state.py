@@ -96,11 +96,7 @@ def save_checkpoint(
     }
     if not writes:
         return None
-    content = {
-        "run": dataclasses.asdict(state),
-        "optimizer_numbers": numbers,
-        "ranks": _world(),
-    }
+    content = {"run": dataclasses.asdict(state), "optimizer_numbers": numbers, "ranks": _world()}
     return write_snapshot(folder, state.step, {PARAMETERS: trained, OPTIMIZER: moments}, content)
 
 
@@ -116,19 +112,12 @@ def load_checkpoint(
     """Restore the last good checkpoint in place and return its state, or None without any.
 
     Newer ones that were refused are named in `facts["checkpoints_refused"]`; other numbers of
-    ranks, on which earlier steps were done, in `facts["ranks_before"]`.
+    ranks, on which earlier steps were done, in `facts["ranks_before"]`. The digest is of the run's
+    configuration. `shards` are this rank's, where ranks divide what is trained; `sets_aside` is as
+    of `read_newest`, and of several ranks the first alone does it.
 
     Raises `ValueError` when every checkpoint is damaged, or of another configuration or other
     parameters; the message names each.
-
-    Parameters
-    ----------
-    digest
-        Of the run's configuration.
-    shards
-        This rank's, where ranks divide what is trained.
-    sets_aside
-        As of `read_newest`; of several ranks the first alone does it.
     """
 
     def restore(snapshot: Snapshot) -> tuple[TrainState, int]:

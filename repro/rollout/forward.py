@@ -60,13 +60,7 @@ class Forward:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        keys: Tensor,
-        values: Tensor,
-        backend: Backend,
-        *,
-        max_positions: int,
+        self, policy: Policy, keys: Tensor, values: Tensor, backend: Backend, *, max_positions: int
     ) -> None:
         decoder: Any = policy.decoder
         group, live_noise = backend.group, backend.live_noise

@@ -44,10 +44,7 @@ def chunks_of(segments: Sequence[Segment], tokens: int) -> list[list[Segment]]:
 
 
 def new_tokens(
-    segments: Sequence[Segment],
-    block_size: int,
-    max_blocks: int,
-    device: torch.device,
+    segments: Sequence[Segment], block_size: int, max_blocks: int, device: torch.device
 ) -> tuple[Tensor, NewTokens]:
     """Return a chunk's tokens, (M,) int32, and their positions, on the device."""
     M = sum(segment.end - segment.start for segment in segments)

@@ -24,17 +24,11 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One sampled continuation of a prompt.
+    """One sampled continuation of a prompt, with the end token if it reached one.
 
-    Attributes
-    ----------
-    token_ids
-        The tokens, including the end token if the completion reached it.
-    sampled_logprobs
-        One per token, nats, computed in float32. Under greedy sampling the distribution is a single
-        point and each is 0.
-    finish_reason
-        `stop` at an end token, `length` at the limit (truncated).
+    There is a log-probability per token, nats, computed in float32. Under greedy sampling the
+    distribution is a single point and each is 0. `finish_reason` is `stop` at an end token,
+    `length` at the limit (truncated).
     """
 
     token_ids: tuple[int, ...]

@@ -42,17 +42,11 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One completion in the making.
+    """One completion in the making, in its `slot`; None while it waits.
 
-    Attributes
-    ----------
-    tokens, logprobs
-        What was generated before the last time the row left a slot.
-    launched
-        Tokens whose decode steps have been launched, the ones in `tokens` included: the host's
-        upper bound of the row's length.
-    slot
-        Where the row runs; None while it waits.
+    `tokens` and `logprobs` are what was generated before the last time the row left a slot;
+    `launched` counts tokens whose decode steps have been launched, the ones in `tokens` included:
+    the host's upper bound of the row's length.
     """
 
     index: int

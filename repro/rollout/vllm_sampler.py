@@ -244,10 +244,7 @@ class VllmSampler:
 
     def _hand_over_gains(self) -> bool:
         """Set the norms' gains in vLLM if they have moved; return whether they have."""
-        norms = {
-            **block_norms(self.policy.decoder),
-            "model.norm": final_norm(self.policy.decoder),
-        }
+        norms = {**block_norms(self.policy.decoder), "model.norm": final_norm(self.policy.decoder)}
         # Copies: a gain without noise may be the trained tensor itself, which moves.
         gains = {name: norm.gain().to("cpu", copy=True) for name, norm in norms.items()}
         if self._gains.keys() == gains.keys() and all(

@@ -104,11 +104,7 @@ def _measure_watched(runs: Sequence[RunConfig], context: RunContext) -> list[Mea
 
 
 def keep(
-    run: RunConfig,
-    measured: Measured,
-    started: datetime,
-    runs: Path,
-    environment: dict[str, Any],
+    run: RunConfig, measured: Measured, started: datetime, runs: Path, environment: dict[str, Any]
 ) -> Path:
     """Write the record of `run`'s results into `runs`, with its plans' digests; return its path."""
     planned = replace(measured, inputs=measured.inputs | plan_inputs(run))

@@ -252,11 +252,7 @@ def _needs_a_fresh_process(run: RunConfig) -> bool:
 
 
 def _follow(
-    pool: WorkerPool,
-    tasks: Sequence[Task],
-    locks: RunLocks,
-    counts: RunCounts,
-    display: Display,
+    pool: WorkerPool, tasks: Sequence[Task], locks: RunLocks, counts: RunCounts, display: Display
 ) -> list[str]:
     """Wait for all tasks to end; return errors of the disk."""
     faults = []

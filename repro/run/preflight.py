@@ -32,12 +32,7 @@ from repro.models.memory_plan import training_memory
 from repro.reward.custom import in_a_copy, load_reward
 from repro.run.data_check import problems_of, reads_of, require_prompts
 from repro.run.disk import free_bytes, size
-from repro.run.present_card import (
-    kernels_refusal,
-    measured_parts,
-    points_left_out,
-    torch_refusal,
-)
+from repro.run.present_card import kernels_refusal, measured_parts, points_left_out, torch_refusal
 from repro.spec.arm import Arm
 from repro.spec.checks import require, tried
 from repro.spec.config import RunConfig, TrainScale

@@ -44,10 +44,7 @@ class Watch:
     """
 
     def __init__(
-        self,
-        stop_idle: int = 0,
-        earlier: Sequence[Mapping[str, Any]] = (),
-        whole: int = IDLE_STEPS,
+        self, stop_idle: int = 0, earlier: Sequence[Mapping[str, Any]] = (), whole: int = IDLE_STEPS
     ) -> None:
         self.stop_idle, self.idle = stop_idle, 0
         self._due = min(IDLE_STEPS, whole)

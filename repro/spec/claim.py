@@ -37,6 +37,8 @@ BETTER_OF_UNIT: dict[str, Better] = {
 }
 # The metric whose mean is the gain in `of gain`.
 GAIN = "gain_greedy"
+# The source of claims that are bars of this suite rather than the paper's.
+OWN_BAR = "this suite's bar"
 # Level of all decisions about one target.
 ALPHA = 0.05
 _TENTH = 0.1
@@ -146,14 +148,8 @@ class Effect:
 class Dose:
     """What a slope is over: the line, within each seed, through the values of its arms.
 
-    Attributes
-    ----------
-    metric
-        How strong the treatment of an arm is.
-    size
-        The change of `metric` that the slope is given for, in its unit.
-    given
-        Metrics held fixed beside it, by linear regression.
+    `metric` is how strong the treatment of an arm is, `size` the change of it that the slope is
+    given for, in its unit. The metrics `given` are held fixed beside it, by linear regression.
     """
 
     metric: str

@@ -71,17 +71,11 @@ class ProblemSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig(Checked):
-    """How completions are drawn.
+    """How completions are drawn, of at most `max_new_tokens`, the end token included.
 
-    Attributes
-    ----------
-    temperature
-        0 is greedy. Rollouts: 1.0 (Table 4). Evaluation: 0.6 (section 4.1).
-    top_p
-        The smallest set of tokens with that mass is drawn from; 1 takes all. Evaluation: 0.95
-        (section 4.1).
-    max_new_tokens
-        Length limit of a completion, the end token included.
+    Temperature 0 is greedy. Rollouts: 1.0 (Table 4). Evaluation: 0.6 (section 4.1). With `top_p`
+    the smallest set of tokens with that mass is drawn from; 1 takes all. Evaluation: 0.95 (section
+    4.1).
     """
 
     temperature: Annotated[float, Bound(least=0.01, most=100, or_zero=True)] = 1.0

@@ -26,16 +26,10 @@ DATA_DOWNLOADS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What the runs of a target at a tier need.
+    """What the runs of a target at a tier need; downloads are fetched from the hub once for all.
 
-    Attributes
-    ----------
-    memory_bytes
-        Peak memory of a run (device memory where the tier has a device).
-    disk_bytes
-        Disk for what one run leaves, where it is not counted from shapes (`repro.run.preflight`).
-    downloads
-        Fetched from the hub once for all runs.
+    A run has `memory_bytes` at its peak (of device memory where the tier has a device) and leaves
+    `disk_bytes`, where these are not counted from shapes (`repro.run.preflight`).
     """
 
     memory_bytes: int

@@ -166,16 +166,9 @@ def _describe(driver: ctypes.CDLL, index: int) -> CudaDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
-    """Something a run fetches from the hub unless it is there already.
+    """Something of `nbytes` on disk that a run fetches from the hub unless it is there already.
 
-    Attributes
-    ----------
-    kind
-        `model` or `dataset`, as the hub's cache names its folders.
-    name
-        `owner/name` on the hub.
-    nbytes
-        Size on disk.
+    Its kind is `model` or `dataset`, as the hub's cache names its folders; its name `owner/name`.
     """
 
     kind: str

@@ -172,9 +172,5 @@ def reading(target: Target, changed: Target) -> Target:
     """Return a target that reads another's runs as one that reads the variant `changed` of it."""
     suffix = changed.name.removeprefix(target.runs.name)
     return dataclasses.replace(
-        target,
-        name=f"{target.name}{suffix}",
-        records_of=changed,
-        paper_file="",
-        paper_column="",
+        target, name=f"{target.name}{suffix}", records_of=changed, paper_file="", paper_column=""
     )

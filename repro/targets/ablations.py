@@ -22,7 +22,7 @@ from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, paper_tier
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA_AQN, TABLE1, TABLE1_3B, figure
-from repro.targets.table_rows import above, rises
+from repro.targets.table_rows import Statement
 
 SCHEDULES = {
     schedule: dataclasses.replace(
@@ -79,64 +79,101 @@ def _at_3b(target: Target, as_qerl: str) -> Target:
 
 
 FIGURE9 = figure(
-    9, "four noise schedules (3B)", "the exponential schedule ends best",
+    9,
+    "four noise schedules (3B)",
+    "the exponential schedule ends best",
     tuple(SCHEDULES.values()),
     tuple(
-        above(f"exponential_beats_{schedule}",
-              f"the exponential schedule ends more accurate than the {schedule} one", "Fig. 9",
-              SCHEDULES["exponential"], arm, "noise", paper_effects.SCHEDULES[schedule])
-        for schedule, arm in SCHEDULES.items()
-        if schedule != "exponential"
+        Statement(
+            f"exponential_beats_{schedule}",
+            f"the exponential schedule ends more accurate than the {schedule} one",
+            "Fig. 9",
+        ).above(SCHEDULES["exponential"], SCHEDULES[schedule], "noise", effect)
+        for schedule, effect in paper_effects.SCHEDULES.items()
     ),
     headline="accuracy",
     why_not="the paper's scale of these runs is figure9_3b's",
-)  # fmt: skip
+)
 FIGURE9_3B = _at_3b(FIGURE9, "aqn_exponential")
 FIGURE15 = figure(
-    15, "the four noise schedules",
+    15,
+    "the four noise schedules",
     "the noise falls over ten stages in one of four ways; figure9's arms have these schedules, and "
     "its runs serve both figures",
-    FIGURE9.arms, source="Fig. 15; Eq. 8", headline="accuracy", records_of=FIGURE9_3B,
+    FIGURE9.arms,
+    source="Fig. 15; Eq. 8",
+    headline="accuracy",
+    records_of=FIGURE9_3B,
     why_not="a definition, which nothing but figure9's runs can show; tested stage by stage",
-)  # fmt: skip
+)
 FIGURE10 = figure(
-    10, "LoRA rank 16 to 128 (3B)", "rank hardly matters; 16 converges fastest",
+    10,
+    "LoRA rank 16 to 128 (3B)",
+    "rank hardly matters; 16 converges fastest",
     RANKS,
     (
-        rises("small_rank_faster",
-              "the mean training reward falls as the rank grows (alpha grows with it)", "Fig. 10",
-              RANKS[::-1], "lora_rank lora_alpha", paper_effects.RANK_SPEED, "train_reward_mean",
-              confounded=_CONFOUNDED),
-        above("rank_hardly_matters",
-              "rank 128 ends as accurate as rank 16 (alpha grows with the rank)",
-              "Fig. 10 and its text", RANKS[-1], RANKS[0], "lora_rank lora_alpha", None,
-              side="within", bound=5.0, because="the paper's ranks end within .80 to .85",
-              headroom=False, confounded=_CONFOUNDED),
+        Statement(
+            "small_rank_faster",
+            "the mean training reward falls as the rank grows (alpha grows with it)",
+            "Fig. 10",
+        ).rises(
+            RANKS[::-1],
+            "lora_rank lora_alpha",
+            paper_effects.RANK_SPEED,
+            "train_reward_mean",
+            confounded=_CONFOUNDED,
+        ),
+        Statement(
+            "rank_hardly_matters",
+            "rank 128 ends as accurate as rank 16 (alpha grows with the rank)",
+            "Fig. 10 and its text",
+        ).above(
+            RANKS[-1],
+            RANKS[0],
+            "lora_rank lora_alpha",
+            side="within",
+            bound=5.0,
+            because="the paper's ranks end within .80 to .85",
+            headroom=False,
+            confounded=_CONFOUNDED,
+        ),
     ),
     headline="train_reward_mean",
     why_not="the paper's scale of these runs is figure10_3b's",
-)  # fmt: skip
+)
 FIGURE10_3B = _at_3b(FIGURE10, "rank_32")
+_RATES = "learning_rate_factor learning_rate"
 FIGURE16 = figure(
-    16, "QeRL at learning rates 5e-6 and 3e-5",
+    16,
+    "QeRL at learning rates 5e-6 and 3e-5",
     "QeRL bears a rate six times higher and learns faster with it",
     (QERL_LOW, QERL_HIGH),
-    (above("high_rate_faster",
-           "QeRL's mean training reward is higher at three times its own rate than at half of it",
-           "Fig. 16", QERL_HIGH, QERL_LOW, "learning_rate_factor learning_rate",
-           paper_effects.RATE_SPEED, "train_reward_mean"),),
+    (
+        Statement(
+            "high_rate_faster",
+            "QeRL's mean training reward is higher at three times its own rate than at half of it",
+            "Fig. 16",
+        ).above(QERL_HIGH, QERL_LOW, _RATES, paper_effects.RATE_SPEED, "train_reward_mean"),
+    ),
     scales={Tier.PAPER: paper_tier.GSM8K_7B},
     headline="train_reward_mean",
-)  # fmt: skip
+)
 FIGURE17 = figure(
-    17, "BF16 LoRA at learning rates 5e-6 and 3e-5", "16-bit LoRA collapses at the higher rate",
+    17,
+    "BF16 LoRA at learning rates 5e-6 and 3e-5",
+    "16-bit LoRA collapses at the higher rate",
     (LORA_LOW, LORA_HIGH),
     # A run that collapses is an outlier to its own arm, which a t interval hides.
-    (above("high_rate_collapses",
-           "16-bit LoRA ends more accurate at its own rate than at six times it", "Fig. 17",
-           LORA_LOW, LORA_HIGH, "learning_rate_factor learning_rate", paper_effects.COLLAPSE,
-           test="sign_flip", headroom=False),),
+    (
+        Statement(
+            "high_rate_collapses",
+            "16-bit LoRA ends more accurate at its own rate than at six times it",
+            "Fig. 17",
+        ).above(
+            LORA_LOW, LORA_HIGH, _RATES, paper_effects.COLLAPSE, test="sign_flip", headroom=False
+        ),
+    ),
     scales={Tier.PAPER: paper_tier.GSM8K_7B},
     headline="accuracy",
     shared={"lora_5e6": (TABLE1, "bf16_lora")},
-)  # fmt: skip
+)

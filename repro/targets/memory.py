@@ -42,10 +42,7 @@ MEMORY_POINTS = (
     _point("72b", "72b", budget_bytes=_CAP, micro_tokens=2304),
 )
 # 16-bit weights at the same points, the claim's size without its rollout; 72B does not fit.
-DENSE_POINTS = (
-    _point("32b", "32b", budget_bytes=_CAP, micro_tokens=2304),
-    *MEMORY_POINTS[1:],
-)
+DENSE_POINTS = (_point("32b", "32b", budget_bytes=_CAP, micro_tokens=2304), *MEMORY_POINTS[1:])
 # Other 4-bit formats lie on the device as NVFP4 does: a size, a length and a rank each will do.
 FORMAT_POINTS = (_LONG, _R16, _SHORT)
 
@@ -59,13 +56,22 @@ BUDGET_POINTS = (
 # Whole steps within the budgets of common cards, with lengths like those of GSM8K.
 CARD_POINTS = tuple(
     StepPoint(
-        name=f"{model.replace('.', '_')}_{prompts}x8_{gigabytes}gb", model=model, prompts=prompts,
-        group=8, prompt_tokens=150, lengths="spread", budget_bytes=gigabytes * 10**9,
+        name=f"{model.replace('.', '_')}_{prompts}x8_{gigabytes}gb",
+        model=model,
+        prompts=prompts,
+        group=8,
+        prompt_tokens=150,
+        lengths="spread",
+        budget_bytes=gigabytes * 10**9,
     )
     for model, prompts, gigabytes in (
-        ("0.5b", 16, 24), ("0.5b", 64, 24), ("7b", 16, 24), ("7b", 16, 16), ("7b", 16, 12),
+        ("0.5b", 16, 24),
+        ("0.5b", 64, 24),
+        ("7b", 16, 24),
+        ("7b", 16, 16),
+        ("7b", 16, 12),
     )
-)  # fmt: skip
+)
 
 
 def _target(
@@ -84,32 +90,50 @@ def _target(
 
 
 MEMORY = _target(
-    "memory", "Device memory of a GRPO step, planned and measured",
+    "memory",
+    "Device memory of a GRPO step, planned and measured",
     "a 32B model trains with NVFP4 LoRA in half of an 80 GB card, and what a step takes "
     "can be said before it runs",
-    (NVFP4_LORA,), MEMORY_POINTS,
+    (NVFP4_LORA,),
+    MEMORY_POINTS,
     "section 1 and section 4.3 (32B on one H100-80GB); the bars are this suite's",
-    headline=f"peak_bytes_{CLAIM.name}", version=3,
-)  # fmt: skip
+    headline=f"peak_bytes_{CLAIM.name}",
+    version=3,
+)
 MEMORY_DENSE = _target(
-    "memory_dense", "Device memory of a GRPO step on 16-bit weights, planned and measured",
+    "memory_dense",
+    "Device memory of a GRPO step on 16-bit weights, planned and measured",
     "what a step of 16-bit LoRA takes can be said before it runs, too, and 72B does not fit 80 GB",
-    (BF16_LORA,), DENSE_POINTS, headline="peak_bytes_32b",
-)  # fmt: skip
+    (BF16_LORA,),
+    DENSE_POINTS,
+    headline="peak_bytes_32b",
+)
 MEMORY_FORMATS = _target(
-    "memory_formats", "Device memory of a GRPO step in the other 4-bit formats (not in the paper)",
+    "memory_formats",
+    "Device memory of a GRPO step in the other 4-bit formats (not in the paper)",
     "what a step on NF4 or MXFP4 weights takes can be said before it runs, too",
-    (NF4_LORA, MXFP4_LORA), FORMAT_POINTS, headline=f"peak_bytes_{_LONG.name}",
-)  # fmt: skip
+    (NF4_LORA, MXFP4_LORA),
+    FORMAT_POINTS,
+    headline=f"peak_bytes_{_LONG.name}",
+)
 MEMORY_BUDGETS = _target(
-    "memory_budgets", "GRPO steps on smaller cards (not in the paper)",
+    "memory_budgets",
+    "GRPO steps on smaller cards (not in the paper)",
     "32B trains within a 32 GB card's budget, 14B within 16 GB and 7B within 10 GB",
-    (NVFP4_LORA,), BUDGET_POINTS, headline="peak_bytes_32b_32gb", version=3, card=32 * GIB,
-)  # fmt: skip
+    (NVFP4_LORA,),
+    BUDGET_POINTS,
+    headline="peak_bytes_32b_32gb",
+    version=3,
+    card=32 * GIB,
+)
 MEMORY_CARDS = step_target(
-    "memory_cards", "Whole GRPO steps within the memory of common cards (not in the paper)",
+    "memory_cards",
+    "Whole GRPO steps within the memory of common cards (not in the paper)",
     "QeRL trains a 7B model within 24 GB, and the plan says what a step takes",
-    (NVFP4_LORA_AQN,), StepScale(points=CARD_POINTS, steps=3),
+    (NVFP4_LORA_AQN,),
+    StepScale(points=CARD_POINTS, steps=3),
     headline=f"peak_bytes_{CARD_POINTS[2].name}",
-    source="not in the paper; the bars are this suite's", card=24 * 10**9,
-)  # fmt: skip
+    source="not in the paper; the bars are this suite's",
+    card=24 * 10**9,
+)
+MEMORY_TARGETS = (MEMORY, MEMORY_DENSE, MEMORY_FORMATS, MEMORY_BUDGETS, MEMORY_CARDS)

@@ -22,7 +22,7 @@ from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, table1
 from repro.targets.paper_tier import GSM8K_7B, evaluated, pinned
-from repro.targets.table_rows import above, gains, variant
+from repro.targets.table_rows import FORMAT_NOISE_RATE, FORMAT_RATE, Statement, gains, variant
 
 TUNING_SEEDS = (100, 101)
 _NEW_TOKENS = 768
@@ -40,26 +40,30 @@ def at_rate(arm: Arm, name: str) -> Arm:
 _SWEPT = tuple(at_rate(arm, name) for arm in _TRAINED[:-1] for name in FACTORS)
 SOURCE = "Table 1, on a smaller checkpoint"
 SWEEP_SOURCE = "not in the paper; Table 4 gives 1e-5 to four-bit weights and 5e-6 to BF16 LoRA"
-_RATE = "weight_format learning_rate"
+NVFP4_MORE_ENTROPY = Statement(
+    "nvfp4_more_entropy",
+    "NVFP4 weights have a higher entropy than BF16 early in training",
+    "Fig. 5, on a smaller checkpoint",
+)
+_NVFP4_OR_LORA = (table1.NVFP4_LORA, table1.BF16_LORA, FORMAT_RATE)
 _CLAIMS = (
     *gains(*_TRAINED),
-    above("qerl_beats_lora", "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
-          SOURCE, table1.NVFP4_LORA_AQN, table1.BF16_LORA, "weight_format noise learning_rate",
-          paper_effects.QERL_OVER_LORA),
-    above("qerl_beats_qlora", "QeRL ends more accurate than QLoRA",
-          SOURCE, table1.NVFP4_LORA_AQN, table1.NF4_LORA, "weight_format noise learning_rate",
-          paper_effects.QERL_OVER_QLORA),
-    above("aqn_helps", "adding AQN to NVFP4 LoRA raises the final accuracy",
-          SOURCE, table1.NVFP4_LORA_AQN, table1.NVFP4_LORA, "noise", paper_effects.AQN_GAIN),
-    above("nvfp4_more_entropy", "NVFP4 weights have a higher entropy than BF16 early in training",
-          "Fig. 5, on a smaller checkpoint", table1.NVFP4_LORA, table1.BF16_LORA, _RATE,
-          paper_effects.ENTROPY["nvfp4"], "entropy_first"),
-    above("nvfp4_grows_faster",
-          "NVFP4 LoRA has a larger area under the held-out accuracy than 16-bit LoRA",
-          "Fig. 4, on a smaller checkpoint", table1.NVFP4_LORA, table1.BF16_LORA, _RATE,
-          paper_effects.FORMAT_SPEED, "heldout_area"),
-)  # fmt: skip
-
+    table1.QERL_BEATS_LORA(SOURCE).above(
+        table1.NVFP4_LORA_AQN, table1.BF16_LORA, FORMAT_NOISE_RATE, paper_effects.QERL_OVER_LORA
+    ),
+    table1.QERL_BEATS_QLORA(SOURCE).above(
+        table1.NVFP4_LORA_AQN, table1.NF4_LORA, FORMAT_NOISE_RATE, paper_effects.QERL_OVER_QLORA
+    ),
+    table1.AQN_HELPS(SOURCE).above(
+        table1.NVFP4_LORA_AQN, table1.NVFP4_LORA, "noise", paper_effects.AQN_GAIN
+    ),
+    NVFP4_MORE_ENTROPY.above(*_NVFP4_OR_LORA, paper_effects.ENTROPY["nvfp4"], "entropy_first"),
+    Statement(
+        "nvfp4_grows_faster",
+        "NVFP4 LoRA has a larger area under the held-out accuracy than 16-bit LoRA",
+        "Fig. 4, on a smaller checkpoint",
+    ).above(*_NVFP4_OR_LORA, paper_effects.FORMAT_SPEED, "heldout_area"),
+)
 SWEEP_1_5B = dataclasses.replace(
     GSM8K_7B,
     **pinned("Qwen/Qwen2.5-1.5B-Instruct"),

@@ -128,10 +128,14 @@ ROLLOUT, ROLLOUT_BY_RANK, ROLLOUT_OVER_NF4 = (
 # Table 3 (7B, 14B) and Table 5 (3B, its first column): seconds of a step, 16-bit LoRA over QeRL.
 # Of 32B the paper has no step of 16-bit LoRA.
 STEPS = {
-    "7b_b2": 1.5, "7b_b4": 1.4, "7b_b8": 1.2,
-    "14b_b2": 1.4, "14b_b4": 1.2, "14b_b8": 1.2,
-    "3b_b2": 1.1, "3b_b8": 1.1,
-}  # fmt: skip
+    f"{size}_b{batch}": ratio
+    for size, ratios in (
+        ("7b", {2: 1.5, 4: 1.4, 8: 1.2}),
+        ("14b", {2: 1.4, 4: 1.2, 8: 1.2}),
+        ("3b", {2: 1.1, 8: 1.1}),
+    )
+    for batch, ratio in ratios.items()
+}
 
 
 def ratio(size: float | None, place: str) -> Effect | None:

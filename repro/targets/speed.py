@@ -29,7 +29,15 @@ from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB
 from repro.targets import paper_effects
 from repro.targets.table1 import BF16_LORA, BF16_LORA_FOLDED, NF4_LORA, NVFP4_LORA
-from repro.targets.table_rows import NOT_IN_PAPER, metric, timed, times, variant, with_folded
+from repro.targets.table_rows import (
+    FORMAT_RATE,
+    NOT_IN_PAPER,
+    Statement,
+    metric,
+    timed,
+    variant,
+    with_folded,
+)
 
 # "batch size in {2, 8}", 256 prompt tokens and up to 2048 new ones (App. J); 1 and 4 are added.
 BATCHES = (1, 2, 4, 8)
@@ -40,9 +48,14 @@ def rate(point: str, batch: int) -> Metric:
     """Return the metric of one cell: new tokens per second of a size (`0_5b`) at a batch."""
     model, at = point.replace("_", "."), f"batch {batch}"
     return metric(
-        f"tokens_per_second_{point}_{batch}", "tokens per second", f"rollout, {model}, {at}",
-        quantity="rollout", model=model, point=at, batch=batch,
-    )  # fmt: skip
+        f"tokens_per_second_{point}_{batch}",
+        "tokens per second",
+        f"rollout, {model}, {at}",
+        quantity="rollout",
+        model=model,
+        point=at,
+        batch=batch,
+    )
 
 
 # Stretches of a rollout, in the middle of each of which steps are timed.
@@ -76,15 +89,23 @@ def _metrics(sizes: tuple[str, ...], batches: tuple[int, ...]) -> tuple[Metric, 
     size, batch = sizes[0], max(batches)
     return (
         *(rate(size, batch) for size in sizes for batch in batches),
-        metric(f"tokens_per_second_whole_{size}_{batch}", "tokens per second",
-               f"rollout, whole {size}, batch {batch}", model=size),
-        metric(f"window_gain_{size}_{batch}", "percent",
-               f"rollout, {size}, batch {batch}: rate from windows above the whole's", "neither",
-               model=size, change=True),
-    )  # fmt: skip
+        metric(
+            f"tokens_per_second_whole_{size}_{batch}",
+            "tokens per second",
+            f"rollout, whole {size}, batch {batch}",
+            model=size,
+        ),
+        metric(
+            f"window_gain_{size}_{batch}",
+            "percent",
+            f"rollout, {size}, batch {batch}: rate from windows above the whole's",
+            "neither",
+            model=size,
+            change=True,
+        ),
+    )
 
 
-_FACTOR = "weight_format learning_rate"
 _TWICE = "the paper's own figure for the rollout against QLoRA"
 
 
@@ -100,17 +121,23 @@ def _throughput(number: int, size: str) -> Target:
         arms=arms,
         metrics=_metrics((point,), BATCHES),
         claims=tuple(
-            times(f"qerl_samples_faster_at_{batch}",
-                  f"QeRL's rollout is faster than 16-bit LoRA's at {size}, batch {batch}",
-                  f"Table {number}", NVFP4_LORA, BF16_LORA, _FACTOR,
-                  paper_effects.ratio(paper_effects.ROLLOUT[point, batch], f"Table {number}"),
-                  rate(point, batch).name)
+            Statement(
+                f"qerl_samples_faster_at_{batch}",
+                f"QeRL's rollout is faster than 16-bit LoRA's at {size}, batch {batch}",
+                f"Table {number}",
+            ).times(
+                NVFP4_LORA,
+                BF16_LORA,
+                FORMAT_RATE,
+                rate(point, batch).name,
+                effect=paper_effects.ratio(paper_effects.ROLLOUT[point, batch], f"Table {number}"),
+            )
             for batch in (2, 8)
         ),
         headline=rate(point, 8).name,
         paper_file=f"table{number}",
         **_scale((point,), BATCHES, arms),
-    )  # fmt: skip
+    )
 
 
 _SIZED = ((5, "3B"), (6, "7B"), (7, "14B"), (8, "32B"))
@@ -122,12 +149,13 @@ def faster_than(
 ) -> Claim:
     """Return the claim that QeRL's rollout is more than `bound` times as fast as an arm's."""
     words = "faster than" if bound == 1 else f"more than {bound:g} times as fast as"
-    return times(
+    stated = Statement(
         f"faster_than_{slow.name}_{point}_{batch}",
-        f"at {point} and batch {batch}, QeRL's rollout is {words} that of {slow.label}", source,
-        NVFP4_LORA, slow, f"{_FACTOR} rollout_adapter", metric=rate(point, batch).name, bound=bound,
-        **more,
-    )  # fmt: skip
+        f"at {point} and batch {batch}, QeRL's rollout is {words} that of {slow.label}",
+        source,
+    )
+    factor = f"{FORMAT_RATE} rollout_adapter"
+    return stated.times(NVFP4_LORA, slow, factor, rate(point, batch).name, bound=bound, **more)
 
 
 def beside_folded(target: Target) -> Target:
@@ -159,13 +187,19 @@ def _ranked_claim(other: Arm, whose: str, size: str, source: str, bound: float) 
     papers = paper_effects.ROLLOUT_BY_RANK if bf16 else paper_effects.ROLLOUT_OVER_NF4
     words = "at least twice as fast as" if bound == 2.0 else "faster than"
     name = words.removeprefix("at least ").replace(" ", "_")
-    return times(
+    return Statement(
         f"nvfp4_{name}_{whose}_{size}_r{other.lora_rank}",
-        f"NVFP4 LoRA samples {size.upper()} {words} {other.label}", source,
-        at_rank(NVFP4_LORA, other.lora_rank), other, _FACTOR,
-        paper_effects.ratio(papers.get((size, other.lora_rank)), source), rate(size, 1).name,
-        bound=bound, because=_TWICE,
-    )  # fmt: skip
+        f"NVFP4 LoRA samples {size.upper()} {words} {other.label}",
+        source,
+    ).times(
+        at_rank(NVFP4_LORA, other.lora_rank),
+        other,
+        FORMAT_RATE,
+        rate(size, 1).name,
+        effect=paper_effects.ratio(papers.get((size, other.lora_rank)), source),
+        bound=bound,
+        because=_TWICE,
+    )
 
 
 def _by_rank(
@@ -246,8 +280,10 @@ FINAL_ABSTRACT = Target(
         claim
         for batch, source in _FINAL.items()
         for claim in (
-            *(faster_than(slow, "7b", batch, source, 1.5, because=_OVER_QLORA)
-              for slow in (BITSANDBYTES, NF4_LORA)),
+            *(
+                faster_than(slow, "7b", batch, source, 1.5, because=_OVER_QLORA)
+                for slow in (BITSANDBYTES, NF4_LORA)
+            ),
             faster_than(BF16_LORA, "7b", batch, source, effect=_OVER_LORA),
             faster_than(BF16_LORA_FOLDED, "7b", batch),
         )
@@ -255,4 +291,4 @@ FINAL_ABSTRACT = Target(
     headline=rate("7b", 8).name,
     paper_file="camera_ready",
     **_scale(("7b",), tuple(_FINAL), (), (BITSANDBYTES.name,)),
-)  # fmt: skip
+)

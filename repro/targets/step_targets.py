@@ -10,7 +10,7 @@ from repro.spec.claim import Better, Claim, Metric
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin
 from repro.spec.target import Target
 from repro.spec.tier import GIB
-from repro.targets.table_rows import metric, timed, times
+from repro.targets.table_rows import Statement, metric, timed
 
 _SECONDS = {
     "step": "time of a GRPO step",
@@ -38,9 +38,14 @@ def step_metrics(scale: StepScale) -> tuple[Metric, ...]:
 def _of_point(point: StepPoint, scale: StepScale) -> Iterator[Metric]:
     def of(quantity: str, unit: str, title: str, better: Better | None = None) -> Metric:
         return metric(
-            f"{quantity}_{point.name}", unit, f"{title}, {point.name}", better,
-            quantity=quantity, model=point.model, point=point.place,
-        )  # fmt: skip
+            f"{quantity}_{point.name}",
+            unit,
+            f"{title}, {point.name}",
+            better,
+            quantity=quantity,
+            model=point.model,
+            point=point.place,
+        )
 
     timed, points = not point.memory_only, scale.points
     for name, title in _SECONDS.items() if timed else ():
@@ -100,9 +105,7 @@ def longer(
 
     `more` are further fields of `Claim`.
     """
-    return times(
-        f"{phase}_of_{slow.name}_longer_than_{fast.name}_{point.name}",
-        f"{statement} ({point.name})", source, slow, fast,
-        "weight_format training linears rollout_adapter learning_rate",
-        metric=f"{phase}_seconds_{point.name}", **more,
-    )  # fmt: skip
+    name = f"{phase}_of_{slow.name}_longer_than_{fast.name}_{point.name}"
+    factor = "weight_format training linears rollout_adapter learning_rate"
+    stated = Statement(name, f"{statement} ({point.name})", source)
+    return stated.times(slow, fast, factor, f"{phase}_seconds_{point.name}", **more)

@@ -30,12 +30,20 @@ from repro.targets.table_rows import NOT_IN_PAPER, with_folded
 _CARD = 80 * 10**9
 _REPEATS = 3
 _SOURCE = "Table 3; section 4.3"
+_OWN = "not in the paper"
 
 NVFP4, AQN, BF16, NF4, MXFP4, FULL, FOLDED = map(
     step_arm,
-    (table1.NVFP4_LORA, table1.NVFP4_LORA_AQN, table1.BF16_LORA, table1.NF4_LORA,
-     table1.MXFP4_LORA, table1.BF16_FULL, table1.BF16_LORA_FOLDED),
-)  # fmt: skip
+    (
+        table1.NVFP4_LORA,
+        table1.NVFP4_LORA_AQN,
+        table1.BF16_LORA,
+        table1.NF4_LORA,
+        table1.MXFP4_LORA,
+        table1.BF16_FULL,
+        table1.BF16_LORA_FOLDED,
+    ),
+)
 RELEASED = step_arm(
     table1.NVFP4_LORA,
     name="nvfp4_lora_released",
@@ -67,12 +75,17 @@ _B8 = TABLE3_POINTS[2]
 _LENGTHS: tuple[Lengths, ...] = ("spread", "equal")
 LENGTH_POINTS = tuple(
     StepPoint(
-        name=f"{model.replace('.', '_')}_{lengths}", model=model, prompts=16, group=8,
-        prompt_tokens=150, lengths=lengths, budget_bytes=_CARD,
+        name=f"{model.replace('.', '_')}_{lengths}",
+        model=model,
+        prompts=16,
+        group=8,
+        prompt_tokens=150,
+        lengths=lengths,
+        budget_bytes=_CARD,
     )
     for model in ("135m", "0.5b", "7b", "32b")
     for lengths in _LENGTHS
-)  # fmt: skip
+)
 # Rows of several GPUs beside those of one: as many on each of both lengths, and the same in all.
 SCALING_POINTS, SCALING_4_POINTS = (
     (
@@ -96,10 +109,8 @@ SPREAD_POINTS = tuple(
 RL_POINTS = (StepPoint(name="7b_16x8", model="7b", prompts=16, budget_bytes=_CARD),)
 # Each arm as fast as its memory lets it be: the plan chooses rows, micro-batches and kept blocks.
 RL_POINTS_32B = (
-    dataclasses.replace(
-        POINTS_32B[2], name="32b_16x8", prompts=16, micro_tokens=0, one_wave=True
-    ),
-)  # fmt: skip
+    dataclasses.replace(POINTS_32B[2], name="32b_16x8", prompts=16, micro_tokens=0, one_wave=True),
+)
 RL_LARGE_POINTS = (StepPoint(name="7b_32x8", model="7b", prompts=32, group=8, budget_bytes=_CARD),)
 FULL_POINTS = (StepPoint(name="3b_b8_full", model="3b", prompts=1, group=8, micro_tokens=4608),)
 
@@ -118,11 +129,17 @@ def _target(
     """Return a target whose arms are timed against 16-bit LoRA; `scale` are fields of its scale."""
     last = next(point.name for point in reversed(points) if point.lengths != "equal")
     return step_target(
-        name, title, statement, arms,
+        name,
+        title,
+        statement,
+        arms,
         StepScale(points=points, baseline="bf16", steps=_REPEATS, **scale),
-        claims=claims, version=version, source=source, headline=f"speedup_{last}",
+        claims=claims,
+        version=version,
+        source=source,
+        headline=f"speedup_{last}",
         paper_file="table3",
-    )  # fmt: skip
+    )
 
 
 def _against_lora(
@@ -130,9 +147,9 @@ def _against_lora(
     title: str,
     statement: str,
     points: tuple[StepPoint, ...],
-    version: int,
-    source: str,
-    claimed: str,
+    version: int = 1,
+    source: str = _OWN,
+    claimed: str = _OWN,
     **scale: Any,
 ) -> Target:
     """Return a target that times QeRL's step against 16-bit LoRA's, as the paper's `claimed`.
@@ -140,20 +157,29 @@ def _against_lora(
     The claims are that QeRL's takes less time, at each point but those of equal lengths.
     """
     claims = tuple(
-        longer(BF16, NVFP4, point, "16-bit LoRA's step takes longer than QeRL's", source=claimed,
-               effect=paper_effects.ratio(paper_effects.STEPS.get(point.name), claimed))
+        longer(
+            BF16,
+            NVFP4,
+            point,
+            "16-bit LoRA's step takes longer than QeRL's",
+            source=claimed,
+            effect=paper_effects.ratio(paper_effects.STEPS.get(point.name), claimed),
+        )
         for point in points
         if point.lengths != "equal"
-    )  # fmt: skip
+    )
     return _target(name, title, statement, (NVFP4, BF16), points, claims, version, source, **scale)
 
 
 _SIZED = "Table 4 (128 prompts, 8 completions); the size is this suite's"
-_OWN = "not in the paper"
 TABLE3, TABLE3_14B, TABLE3_3B, TABLE3_32B = (
     _against_lora(
-        name, f"{table}: end-to-end speed of GRPO, {size}",
-        f"a GRPO step of QeRL takes less time than 16-bit LoRA's{also}", points, version, source,
+        name,
+        f"{table}: end-to-end speed of GRPO, {size}",
+        f"a GRPO step of QeRL takes less time than 16-bit LoRA's{also}",
+        points,
+        version,
+        source,
         table,
     )
     for name, size, also, points, version, source, table in (
@@ -162,61 +188,76 @@ TABLE3, TABLE3_14B, TABLE3_3B, TABLE3_32B = (
         ("table3_3b", "3B", " at 3B, too", _points("3b"), 1, "Table 5", "Table 5"),
         ("table3_32b", "32B", " at 32B, too", POINTS_32B, 1, "Table 8", "Table 8"),
     )
-)  # fmt: skip
+)
 TABLE3_RL = _against_lora(
-    "table3_rl", "A GRPO step of 16 prompts with 8 completions each, 7B",
+    "table3_rl",
+    "A GRPO step of 16 prompts with 8 completions each, 7B",
     "with as many completions as RL really samples, a step of QeRL still takes less time",
-    RL_POINTS, 2, _SIZED, _OWN,
-)  # fmt: skip
+    RL_POINTS,
+    2,
+    _SIZED,
+)
 TABLE3_RL_LARGE = _against_lora(
-    "table3_rl_large", "A GRPO step of 32 prompts with 8 completions each, 7B",
+    "table3_rl_large",
+    "A GRPO step of 32 prompts with 8 completions each, 7B",
     "with 256 completions, where arithmetic dominates, a step of QeRL still takes less time",
-    RL_LARGE_POINTS, 3, _SIZED, _OWN,
-)  # fmt: skip
+    RL_LARGE_POINTS,
+    3,
+    _SIZED,
+)
 TABLE3_32B_RL = _against_lora(
-    "table3_32b_rl", "A GRPO step of 16 prompts with 8 completions each, 32B",
+    "table3_32b_rl",
+    "A GRPO step of 16 prompts with 8 completions each, 32B",
     "where 16-bit weights leave room for few rows at once, a step of QeRL takes far less time "
-    "(of an arm's waves of rows one is timed, and counts for all)", RL_POINTS_32B, 1, _OWN, _OWN,
+    "(of an arm's waves of rows one is timed, and counts for all)",
+    RL_POINTS_32B,
     # Table 4's optimiser: its moments leave 16-bit weights room for 16 rows at once, not 13.
     optimizer="adamw_8bit",
-)  # fmt: skip
+)
 
 STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD = (
     _against_lora(
-        name, title,
+        name,
+        title,
         "rows of new lengths cost an update a tenth at most, and QeRL's step takes less time",
-        points, 1, _OWN, _OWN,
+        points,
     )
     for name, title, points in (
         ("step_lengths", "A GRPO step of rows of different lengths, 135M to 7B", LENGTH_POINTS[:6]),
         ("step_lengths_32b", "A GRPO step of rows of different lengths, 32B", LENGTH_POINTS[6:]),
         ("table3_spread", "Table 3 with rows of different lengths, 7B", SPREAD_POINTS),
     )
-)  # fmt: skip
+)
 
 _FOLDED_LONGER = "the step of 16-bit LoRA folded in takes longer than QeRL's"
 STEP_LENGTHS_FOLDED, TABLE3_RL_FOLDED = (
     with_folded(
-        target, FOLDED,
-        tuple(longer(FOLDED, NVFP4, point, _FOLDED_LONGER, source=NOT_IN_PAPER)
-              for point in points),
-        NVFP4, BF16,
+        target,
+        FOLDED,
+        tuple(
+            longer(FOLDED, NVFP4, point, _FOLDED_LONGER, source=NOT_IN_PAPER) for point in points
+        ),
+        NVFP4,
+        BF16,
     )
     for target, points in ((STEP_LENGTHS, LENGTH_POINTS[:6:2]), (TABLE3_RL, RL_POINTS))
-)  # fmt: skip
+)
 
 SCALING, SCALING_4 = (
     step_target(
-        name, f"A GRPO step on {number} GPUs beside one, {models}",
+        name,
+        f"A GRPO step on {number} GPUs beside one, {models}",
         f"with as many rows on each of {number} GPUs, a step takes little longer than on one",
-        (AQN,), StepScale(points=points, steps=5),
-        source=_OWN, headline=f"efficiency_{points[2].name}",
+        (AQN,),
+        StepScale(points=points, steps=5),
+        source=_OWN,
+        headline=f"efficiency_{points[2].name}",
     )
     for name, number, models, points in (
         ("scaling", "two", "7B and 0.5B", SCALING_POINTS),
         ("scaling_4", "four", "7B", SCALING_4_POINTS),
     )
-)  # fmt: skip
+)
 
 _SLOW_PASS = "the released trainer dequantises each layer at every pass"
 
@@ -227,17 +268,35 @@ TABLE3_ARMS = _target(
     (RELEASED, NF4, MXFP4, NVFP4, BITSANDBYTES, BF16),
     (_B8,),
     (
-        longer(RELEASED, NVFP4, _B8, _SLOW_PASS + ", so its update takes longer", phase="update",
-               source="released code"),
-        longer(RELEASED, BF16, _B8, _SLOW_PASS + ", so its update takes longer than 16-bit LoRA's",
-               phase="update", source="released code"),
+        longer(
+            RELEASED,
+            NVFP4,
+            _B8,
+            _SLOW_PASS + ", so its update takes longer",
+            phase="update",
+            source="released code",
+        ),
+        longer(
+            RELEASED,
+            BF16,
+            _B8,
+            _SLOW_PASS + ", so its update takes longer than 16-bit LoRA's",
+            phase="update",
+            source="released code",
+        ),
         longer(NF4, BF16, _B8, "QLoRA's step takes longer than 16-bit LoRA's"),
         longer(BITSANDBYTES, BF16, _B8, "bitsandbytes' step takes longer than 16-bit LoRA's"),
-        longer(BITSANDBYTES, NVFP4, _B8, "bitsandbytes' step takes over 2.5 times QeRL's",
-               bound=2.5, because="the suite's own bar; the paper's 1.2 over 0.7 is 1.7"),
+        longer(
+            BITSANDBYTES,
+            NVFP4,
+            _B8,
+            "bitsandbytes' step takes over 2.5 times QeRL's",
+            bound=2.5,
+            because="the suite's own bar; the paper's 1.2 over 0.7 is 1.7",
+        ),
     ),
     3,
-)  # fmt: skip
+)
 
 TABLE3_FULL = _target(
     "table3_full",
@@ -246,16 +305,34 @@ TABLE3_FULL = _target(
     (FULL, NVFP4, BF16),
     FULL_POINTS,
     tuple(
-        longer(FULL, arm, FULL_POINTS[0], "full fine-tuning's step takes longer than LoRA's",
-               source=_OWN)
+        longer(
+            FULL,
+            arm,
+            FULL_POINTS[0],
+            "full fine-tuning's step takes longer than LoRA's",
+            source=_OWN,
+        )
         for arm in (NVFP4, BF16)
     ),
     2,
     _OWN,
-)  # fmt: skip
+)
 
 STEP_TARGETS = (
-    TABLE3, TABLE3_14B, TABLE3_RL, TABLE3_ARMS, TABLE3_3B, TABLE3_32B, TABLE3_FULL,
-    TABLE3_RL_LARGE, TABLE3_32B_RL, STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD, SCALING,
-    SCALING_4, STEP_LENGTHS_FOLDED, TABLE3_RL_FOLDED,
-)  # fmt: skip
+    TABLE3,
+    TABLE3_14B,
+    TABLE3_RL,
+    TABLE3_ARMS,
+    TABLE3_3B,
+    TABLE3_32B,
+    TABLE3_FULL,
+    TABLE3_RL_LARGE,
+    TABLE3_32B_RL,
+    STEP_LENGTHS,
+    STEP_LENGTHS_32B,
+    TABLE3_SPREAD,
+    SCALING,
+    SCALING_4,
+    STEP_LENGTHS_FOLDED,
+    TABLE3_RL_FOLDED,
+)

@@ -15,7 +15,7 @@ from repro.spec.arm import DAPO
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, paper_tier, table1
-from repro.targets.table_rows import above, metric
+from repro.targets.table_rows import FORMAT_NOISE_RATE, Statement, metric
 
 ARMS = (
     table1.BF16,
@@ -27,26 +27,39 @@ ARMS = (
 )
 
 BENCHMARK_METRICS = tuple(
-    metric(f"accuracy_{item.name}", "percent", f"pass@1, {item.name}", "higher",
-           tiers=(Tier.PAPER,))
+    metric(
+        f"accuracy_{item.name}", "percent", f"pass@1, {item.name}", "higher", tiers=(Tier.PAPER,)
+    )
     for item in paper_tier.BENCHMARKS
-)  # fmt: skip
+)
 CLAIMS = (
-    above("qerl_beats_lora", "QeRL consistently ends more accurate than 16-bit LoRA",
-          "Table 2 and its text", table1.NVFP4_LORA_AQN, table1.BF16_LORA,
-          "weight_format noise learning_rate", paper_effects.QERL_OVER_LORA_BIGMATH),
-    above("aqn_helps", "AQN raises the final accuracy",
-          "Table 2 and its text", table1.NVFP4_LORA_AQN, table1.NVFP4_LORA, "noise",
-          paper_effects.AQN_GAIN_BIGMATH),
+    Statement(
+        "qerl_beats_lora",
+        "QeRL consistently ends more accurate than 16-bit LoRA",
+        "Table 2 and its text",
+    ).above(
+        table1.NVFP4_LORA_AQN,
+        table1.BF16_LORA,
+        FORMAT_NOISE_RATE,
+        paper_effects.QERL_OVER_LORA_BIGMATH,
+    ),
+    Statement("aqn_helps", "AQN raises the final accuracy", "Table 2 and its text").above(
+        table1.NVFP4_LORA_AQN, table1.NVFP4_LORA, "noise", paper_effects.AQN_GAIN_BIGMATH
+    ),
     dataclasses.replace(
-        table1.NO_WORSE_THAN_FULL, source="Table 2", bound=-3.0,
+        table1.NO_WORSE_THAN_FULL,
+        source="Table 2",
+        bound=-3.0,
         because="the sampling error of one pass over the four benchmarks' average",
     ),
-    above("aqn_raises_reward", "AQN raises the mean training reward",
-          "Fig. 8 (7B, BigMath)", table1.NVFP4_LORA_AQN, table1.NVFP4_LORA, "noise",
-          paper_effects.AQN_LATE_BIGMATH, "train_reward_mean"),
-)  # fmt: skip
-
+    table1.AQN_RAISES_REWARD("Fig. 8 (7B, BigMath)").above(
+        table1.NVFP4_LORA_AQN,
+        table1.NVFP4_LORA,
+        "noise",
+        paper_effects.AQN_LATE_BIGMATH,
+        "train_reward_mean",
+    ),
+)
 TABLE2 = Target(
     name="table2",
     title="Table 2: BigMath with DAPO on four benchmarks, 7B to 32B",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from repro.spec.arm import Arm
@@ -15,6 +15,9 @@ from repro.spec.tier import Tier
 
 # TRL and Unsloth fold a LoRA adapter into 16-bit weights before a rollout.
 NOT_IN_PAPER = "not in the paper, which multiplies by the adapter apart"
+# The factors of claims that compare formats at the paper's own rates, which differ by format.
+FORMAT_RATE = "weight_format learning_rate"
+FORMAT_NOISE_RATE = "weight_format noise learning_rate"
 
 
 def metric(name: str, unit: str, title: str, better: Better | None = None, **more: Any) -> Metric:
@@ -39,54 +42,59 @@ def variant(arm: Arm, name: str, label: str, **changes: Any) -> Arm:
     return dataclasses.replace(arm, **(named | changes))
 
 
-def above(
-    name: str,
-    statement: str,
-    source: str,
-    first: Arm,
-    second: Arm,
-    factor: str,
-    effect: Effect | None = None,
-    metric: str = "accuracy",
-    **more: Any,
-) -> Claim:
-    """Return the claim that a metric is higher in the first arm than in the second.
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What a claim says, with its name, and where the paper says it.
 
-    Parameters
-    ----------
-    factor
-        The configuration fields in which the two arms may differ, separated by spaces.
-    effect
-        The paper's effect, or the smallest that matters; of the final accuracy it needs headroom.
-    more
-        Further fields of `Claim`.
+    Its methods make the claim. `factor` names the configuration fields in which the arms may
+    differ, separated by spaces; `more` are further fields of `Claim`.
     """
-    fields = {"headroom": metric == "accuracy"} | more
-    return Claim(
-        name=name, statement=statement, source=source, metric=metric, effect=effect,
-        contrast={first.name: 1, second.name: -1}, factor=tuple(factor.split()), **fields,
-    )  # fmt: skip
 
+    name: str
+    text: str
+    source: str
 
-# The claim that a metric of the first arm is above `bound` times the second's.
-times = partial(above, log=True, bound=1.0)
+    def above(
+        self,
+        first: Arm,
+        second: Arm,
+        factor: str,
+        effect: Effect | None = None,
+        metric: str = "accuracy",
+        **more: Any,
+    ) -> Claim:
+        """Return the claim that a metric is higher in the first arm than in the second.
 
+        The effect is the paper's, or the smallest that matters; of the final accuracy it needs
+        headroom.
+        """
+        fields = {"headroom": metric == "accuracy", "effect": effect} | more
+        contrast = {first.name: 1, second.name: -1}
+        return self._claim(contrast, factor, metric, **fields)
 
-def rises(
-    name: str,
-    statement: str,
-    source: str,
-    arms: Sequence[Arm],
-    factor: str,
-    effect: Effect,
-    metric: str,
-    **more: Any,
-) -> Claim:
-    """Return the claim that a metric rises from each arm to the next, by Page's test."""
-    return Claim(
-        name=name, statement=statement, source=source, metric=metric, effect=effect, test="page",
-        contrast=slope(tuple(arm.name for arm in arms)), factor=tuple(factor.split()), **more,
-    )  # fmt: skip
+    def times(
+        self, first: Arm, second: Arm, factor: str, metric: str, bound: float = 1.0, **more: Any
+    ) -> Claim:
+        """Return the claim that a metric of the first arm is above `bound` times the second's."""
+        return self.above(first, second, factor, metric=metric, bound=bound, log=True, **more)
+
+    def rises(
+        self, arms: Sequence[Arm], factor: str, effect: Effect, metric: str, **more: Any
+    ) -> Claim:
+        """Return the claim that a metric rises from each arm to the next, by Page's test."""
+        contrast = slope(tuple(arm.name for arm in arms))
+        return self._claim(contrast, factor, metric, effect=effect, test="page", **more)
+
+    def _claim(self, contrast: Mapping[str, float], factor: str, metric: str, **more: Any) -> Claim:
+        return Claim(
+            name=self.name,
+            statement=self.text,
+            source=self.source,
+            contrast=contrast,
+            factor=tuple(factor.split()),
+            metric=metric,
+            **more,
+        )
 
 
 def with_folded(target: Target, arm: Arm, claims: tuple[Claim, ...], *others: Arm) -> Target:

@@ -17,34 +17,41 @@ from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, paper_tier, table1
 from repro.targets.table2 import BENCHMARK_METRICS, TABLE2, TABLE2_14B
-from repro.targets.table_rows import above, rises
+from repro.targets.table_rows import FORMAT_NOISE_RATE, FORMAT_RATE, Statement
 
 _FORMATS = (table1.BF16_LORA, table1.NF4_LORA, table1.MXFP4_LORA, table1.NVFP4_LORA)
 _BIGMATH_ARMS = tuple(
     arm for arm in TABLE2.arms if arm.name in ("bf16_full", "bf16_lora", "nvfp4_lora_aqn")
 )
 _REWARD = "train_reward_mean"
-_RATE = "weight_format learning_rate"
-_FORMAT_NOISE_RATE = "weight_format noise learning_rate"
+_QERL_AND_LORA = (table1.NVFP4_LORA_AQN, table1.BF16_LORA, FORMAT_NOISE_RATE)
 
 
 def _reward_by_format(source: str) -> tuple[Claim, ...]:
     return (
-        rises("reward_order",
-              "the mean training reward rises in the order BF16, NF4, MXFP4, NVFP4",
-              source, _FORMATS, _RATE, paper_effects.FORMAT_SPEED, _REWARD),
-        above("nvfp4_reward_faster",
-              "NVFP4 LoRA has a higher mean training reward than 16-bit LoRA",
-              source, table1.NVFP4_LORA, table1.BF16_LORA, _RATE, paper_effects.FORMAT_SPEED,
-              _REWARD),
-    )  # fmt: skip
+        Statement(
+            "reward_order",
+            "the mean training reward rises in the order BF16, NF4, MXFP4, NVFP4",
+            source,
+        ).rises(_FORMATS, FORMAT_RATE, paper_effects.FORMAT_SPEED, _REWARD),
+        Statement(
+            "nvfp4_reward_faster",
+            "NVFP4 LoRA has a higher mean training reward than 16-bit LoRA",
+            source,
+        ).above(
+            table1.NVFP4_LORA, table1.BF16_LORA, FORMAT_RATE, paper_effects.FORMAT_SPEED, _REWARD
+        ),
+    )
 
 
 FIGURE4 = table1.figure(
-    4, "training reward by weight format (7B, GSM8K)",
+    4,
+    "training reward by weight format (7B, GSM8K)",
     "rewards grow faster on quantised weights than with 16-bit LoRA",
-    (table1.BF16_FULL, *_FORMATS), _reward_by_format("Fig. 4"), records_of=table1.TABLE1,
-)  # fmt: skip
+    (table1.BF16_FULL, *_FORMATS),
+    _reward_by_format("Fig. 4"),
+    records_of=table1.TABLE1,
+)
 # The upper row of Fig. 4, where DAPO trains on BigMath; two of its arms are Table 2's.
 FIGURE4_BIGMATH = Target(
     name="figure4_bigmath",
@@ -59,57 +66,85 @@ FIGURE4_BIGMATH = Target(
     shared={name: (TABLE2, name) for name in ("bf16_lora", "nvfp4_lora")},
 )
 FIGURE5 = table1.figure(
-    5, "entropy over training by weight format (7B)",
+    5,
+    "entropy over training by weight format (7B)",
     "quantised weights start with more entropy",
     _FORMATS,
     tuple(
-        above(f"{arm.weight_format}_more_entropy",
-              f"{arm.weight_format.upper()} weights have a higher entropy per sampled token than "
-              "BF16 early in training, shorter answers included", "Fig. 5", arm, table1.BF16_LORA,
-              _RATE, paper_effects.ENTROPY[arm.weight_format], "entropy_first")
+        Statement(
+            f"{arm.weight_format}_more_entropy",
+            f"{arm.weight_format.upper()} weights have a higher entropy per sampled token than "
+            "BF16 early in training, shorter answers included",
+            "Fig. 5",
+        ).above(
+            arm,
+            table1.BF16_LORA,
+            FORMAT_RATE,
+            paper_effects.ENTROPY[arm.weight_format],
+            "entropy_first",
+        )
         for arm in _FORMATS[1:]
     ),
     records_of=table1.TABLE1,
-)  # fmt: skip
+)
 FIGURE8 = table1.figure(
-    8, "reward with and without AQN (3B GSM8K, 7B BigMath)",
+    8,
+    "reward with and without AQN (3B GSM8K, 7B BigMath)",
     "AQN raises the reward late in training",
     (table1.NVFP4_LORA, table1.NVFP4_LORA_AQN),
-    (above("aqn_raises_reward", "AQN raises the mean training reward", "Fig. 8",
-           table1.NVFP4_LORA_AQN, table1.NVFP4_LORA, "noise", paper_effects.AQN_LATE, _REWARD),),
+    (
+        table1.AQN_RAISES_REWARD("Fig. 8").above(
+            table1.NVFP4_LORA_AQN, table1.NVFP4_LORA, "noise", paper_effects.AQN_LATE, _REWARD
+        ),
+    ),
     records_of=table1.TABLE1,
-)  # fmt: skip
+)
 
 
 def _faster(number: int, effect: Effect) -> tuple[Claim]:
-    return (
-        above("qerl_reward_faster", "QeRL has a higher mean training reward than 16-bit LoRA",
-              f"Fig. {number}", table1.NVFP4_LORA_AQN, table1.BF16_LORA, _FORMAT_NOISE_RATE,
-              effect, _REWARD),
-    )  # fmt: skip
+    text = "QeRL has a higher mean training reward than 16-bit LoRA"
+    stated = Statement("qerl_reward_faster", text, f"Fig. {number}")
+    return (stated.above(*_QERL_AND_LORA, effect, _REWARD),)
 
 
 FIGURE7 = table1.figure(
-    7, "training reward on BigMath, 7B and 14B", "QeRL's reward jumps earlier than LoRA's",
-    _BIGMATH_ARMS, _faster(7, paper_effects.QERL_SPEED_7B), records_of=TABLE2,
-)  # fmt: skip
+    7,
+    "training reward on BigMath, 7B and 14B",
+    "QeRL's reward jumps earlier than LoRA's",
+    _BIGMATH_ARMS,
+    _faster(7, paper_effects.QERL_SPEED_7B),
+    records_of=TABLE2,
+)
 FIGURE12 = table1.figure(
-    12, "training reward on BigMath levels 3 to 5, 7B", "QeRL's reward grows faster than LoRA's",
-    _BIGMATH_ARMS[1:], _faster(12, paper_effects.QERL_SPEED), records_of=TABLE2,
-)  # fmt: skip
-FIGURE13 = table1.figure(
-    13, "training reward on BigMath levels 4 and 5, 32B", "QeRL's reward grows faster than LoRA's",
-    _BIGMATH_ARMS[1:], _faster(13, paper_effects.QERL_SPEED_32B), headline=_REWARD,
-    scales={Tier.PAPER: paper_tier.BIGMATH_32B}, metrics=(*table1.METRICS, *BENCHMARK_METRICS),
-)  # fmt: skip
-FIGURE14 = table1.figure(
-    14, "entropy over training, 14B", "QeRL keeps a higher entropy than LoRA",
+    12,
+    "training reward on BigMath levels 3 to 5, 7B",
+    "QeRL's reward grows faster than LoRA's",
     _BIGMATH_ARMS[1:],
-    (above("qerl_more_entropy", "QeRL ends with a higher entropy than 16-bit LoRA", "Fig. 14",
-           table1.NVFP4_LORA_AQN, table1.BF16_LORA, _FORMAT_NOISE_RATE, paper_effects.ENTROPY_LATE,
-           "entropy_last"),),
+    _faster(12, paper_effects.QERL_SPEED),
+    records_of=TABLE2,
+)
+FIGURE13 = table1.figure(
+    13,
+    "training reward on BigMath levels 4 and 5, 32B",
+    "QeRL's reward grows faster than LoRA's",
+    _BIGMATH_ARMS[1:],
+    _faster(13, paper_effects.QERL_SPEED_32B),
+    headline=_REWARD,
+    scales={Tier.PAPER: paper_tier.BIGMATH_32B},
+    metrics=(*table1.METRICS, *BENCHMARK_METRICS),
+)
+FIGURE14 = table1.figure(
+    14,
+    "entropy over training, 14B",
+    "QeRL keeps a higher entropy than LoRA",
+    _BIGMATH_ARMS[1:],
+    (
+        Statement(
+            "qerl_more_entropy", "QeRL ends with a higher entropy than 16-bit LoRA", "Fig. 14"
+        ).above(*_QERL_AND_LORA, paper_effects.ENTROPY_LATE, "entropy_last"),
+    ),
     records_of=TABLE2_14B,
-)  # fmt: skip
+)
 # Two of its arms are Fig. 13's runs.
 TABLE2_32B = dataclasses.replace(
     TABLE2,
@@ -132,7 +167,4 @@ def _at_size(target: Target, size: str, records_of: Target) -> Target:
     )
 
 
-SIZED_FIGURES = (
-    _at_size(FIGURE7, "14b", TABLE2_14B),
-    _at_size(FIGURE8, "3b", table1.TABLE1_3B),
-)
+SIZED_FIGURES = (_at_size(FIGURE7, "14b", TABLE2_14B), _at_size(FIGURE8, "3b", table1.TABLE1_3B))

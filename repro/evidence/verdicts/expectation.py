@@ -37,16 +37,10 @@ class ExpectationError(ValueError):
 class Expectation:
     """An interval in which a number should lie.
 
-    Attributes
-    ----------
-    accept
-        (low, high) in the metric's unit; None is unbounded.
-    goal
-        A better value than `accept` asks for, printed beside it; None where there is none.
-    statistic
-        `mean` compares the mean's interval; `every_seed` compares each seed's value.
-    stated
-        When a bar was first committed with these bounds; None for one older than the store.
+    `accept` is (low, high) in the metric's unit; None is unbounded. `goal` is a better value than
+    that asks for, printed beside it; None where there is none. The statistic `mean` compares the
+    mean's interval, `every_seed` each seed's value. `stated` says when a bar was first committed
+    with these bounds; None for one older than the store.
     """
 
     arm: str

@@ -29,12 +29,8 @@ _LARGEST_MARGIN = 0.5
 class Sizes:
     """Effect sizes in the metric's unit: for a ratio their logarithms, for an order per place.
 
-    Attributes
-    ----------
-    paper, tenth
-        The paper's effect and a tenth of it; None where the paper has none.
-    share
-        The paper's effect, or the smallest that matters, in words: `23 % of the gain of bf16_lora`.
+    The paper's effect and its `tenth` are None where it has none; `share` is its effect, or the
+    smallest that matters, in words: `23 % of the gain of bf16_lora`.
     """
 
     paper: float | None

@@ -36,7 +36,7 @@ from repro.evidence.estimate import mean_interval
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.expectation import Expectation
 from repro.evidence.verdicts.sizes import MINIMUM_DRAWS, Pair
-from repro.spec.claim import ALPHA, Metric
+from repro.spec.claim import ALPHA, OWN_BAR, Metric
 
 Status = Literal[
     "reproduced",
@@ -59,8 +59,6 @@ OUTSIDE_FAMILY: tuple[Status, ...] = ("not testable", "not addressed")
 # repeats of one process processes do not differ; of mixed versions the libraries may.
 POST_HOC, EXPLORATORY = "post hoc", "exploratory"
 MIXED_VERSIONS, ONE_PROCESS = "mixed versions", "within one process"
-# The source of claims that are bars of this suite rather than the paper's.
-OWN_BAR = "this suite's bar"
 MINIMUM_SEEDS = MINIMUM_DRAWS
 
 

@@ -134,16 +134,11 @@ class SourceAround(TensorFile):
 class TensorFolder(TensorFile):
     """The tensors of a checkpoint folder, from one file or from shards with an index.
 
-    Parameters
-    ----------
-    folder
-        Holds `model.safetensors`, or `model.safetensors.index.json` and its shards.
+    The folder holds `model.safetensors`, or `model.safetensors.index.json` and its shards.
 
-    Raises
-    ------
-    CheckpointError
-        When a file is missing, truncated or inconsistent, or the index and the shards disagree.
-        Pickled checkpoints (`.bin`, `.pt`, `.pth`) are refused: loading one runs its code.
+    Raises `CheckpointError` when a file is missing, truncated or inconsistent, or the index and the
+    shards disagree. Pickled checkpoints (`.bin`, `.pt`, `.pth`) are refused: loading one runs its
+    code.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -26,15 +26,7 @@ from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Progress, RunContext, Stopped
 from repro.run import carry_out as recording
 from repro.run.shared_work import failures_of
-from repro.run.worker import (
-    UNDER_WAY,
-    CarryOut,
-    EndedError,
-    Event,
-    Task,
-    on_stopping,
-    outcome_of,
-)
+from repro.run.worker import UNDER_WAY, CarryOut, EndedError, Event, Task, on_stopping, outcome_of
 from repro.run.workers import WorkerPool
 from repro.spec.checks import require
 from repro.spec.config import RunConfig

@@ -30,7 +30,7 @@ from repro.spec.config import DataConfig, LearningRates, OptimizerConfig, Sampli
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import mini, paper_effects, paper_tier, table1
-from repro.targets.table_rows import above, gains, metric, rises, times, variant
+from repro.targets.table_rows import Statement, gains, metric, variant
 
 # Publisher's file on the hub, and the SHA-256 of its bytes.
 _FILES = {
@@ -172,10 +172,18 @@ def _dose(size: str) -> Target:
         arms=arms,
         metrics=_DOSE_METRICS,
         claims=tuple(
-            above(f"{arm.weight_format}_more_entropy_{how}",
-                  f"{arm.weight_format.upper()} weights have more entropy than BF16, {words}",
-                  "Fig. 5", arm, BF16, "weight_format", paper_effects.ENTROPY[arm.weight_format],
-                  f"entropy_{how}", draws=len(_DRAWS))
+            Statement(
+                f"{arm.weight_format}_more_entropy_{how}",
+                f"{arm.weight_format.upper()} weights have more entropy than BF16, {words}",
+                "Fig. 5",
+            ).above(
+                arm,
+                BF16,
+                "weight_format",
+                paper_effects.ENTROPY[arm.weight_format],
+                f"entropy_{how}",
+                draws=len(_DRAWS),
+            )
             for arm in (NF4, MXFP4, NVFP4)
             for how, words in (
                 ("finished", "on its own finished completions"),
@@ -184,7 +192,7 @@ def _dose(size: str) -> Target:
         ),
         headline="kl_completions",
         scales={Tier.MINI: scale},
-    )  # fmt: skip
+    )
 
 
 def _untrained(size: str, template: str) -> Target:
@@ -211,6 +219,7 @@ def _untrained(size: str, template: str) -> Target:
     )
 
 
+_IMPLIED = "not in the paper; section 3.2 implies it"
 _BEST = f"pass_at_{_KS[-1]}_lenient"
 _SMALL_SCALE = scale_of("0_5b")
 _SMALL_DOSES = _dose_scale(_SMALL_SCALE)
@@ -226,13 +235,30 @@ _PASS_AT_K = Target(
         *table1.metrics_named("truncation_rate", "completion_tokens_mean", "peak_bytes"),
     ),
     claims=(
-        above("nvfp4_costs_at_1", "NVFP4 weights solve fewer problems than BF16 by one sample",
-              "Table 1, first four rows", table1.BF16, table1.NVFP4, "weight_format",
-              paper_effects.UNTRAINED_LOSS["nvfp4"], "pass_at_1_lenient", draws=len(_DRAWS)),
-        above("nvfp4_finds_more",
-              f"NVFP4 weights solve more problems than BF16 by the best of {_KS[-1]} samples",
-              "not in the paper; section 3.2 implies it", table1.NVFP4, table1.BF16,
-              "weight_format", paper_effects.OPEN_UNSOLVED, _BEST, draws=len(_DRAWS)),
+        Statement(
+            "nvfp4_costs_at_1",
+            "NVFP4 weights solve fewer problems than BF16 by one sample",
+            "Table 1, first four rows",
+        ).above(
+            table1.BF16,
+            table1.NVFP4,
+            "weight_format",
+            paper_effects.UNTRAINED_LOSS["nvfp4"],
+            "pass_at_1_lenient",
+            draws=len(_DRAWS),
+        ),
+        Statement(
+            "nvfp4_finds_more",
+            f"NVFP4 weights solve more problems than BF16 by the best of {_KS[-1]} samples",
+            _IMPLIED,
+        ).above(
+            table1.NVFP4,
+            table1.BF16,
+            "weight_format",
+            paper_effects.OPEN_UNSOLVED,
+            _BEST,
+            draws=len(_DRAWS),
+        ),
     ),
     headline=_BEST,
     scales={
@@ -244,37 +270,50 @@ _PASS_AT_K = Target(
             ),
         )
     },
-)  # fmt: skip
+)
 
 
 _LENIENT = "accuracy_lenient"
+_NOISY = "weight_format noise"
 CLAIMS = (
     *gains(BF16, NVFP4, AQN),
-    above("nvfp4_more_entropy", "NVFP4 weights have a higher entropy than BF16 early in training",
-          "Fig. 5, on a smaller checkpoint", NVFP4, BF16, "weight_format",
-          paper_effects.ENTROPY["nvfp4"], "entropy_first"),
-    above("aqn_more_entropy", "AQN raises the entropy of NVFP4 late in training",
-          "Fig. 14, on a smaller checkpoint", AQN, NVFP4, "noise",
-          paper_effects.ENTROPY_LATE, "entropy_last"),
-    times("nvfp4_sooner", "NVFP4 LoRA takes off after fewer steps than 16-bit LoRA",
-          "Fig. 4, on a smaller checkpoint", BF16, NVFP4, "weight_format",
-          paper_effects.FORMAT_TAKE_OFF, "take_off_steps"),
-    times("qerl_sooner", "QeRL takes off after fewer steps than 16-bit LoRA",
-          "Fig. 12, on a smaller checkpoint", BF16, AQN, "weight_format noise",
-          paper_effects.QERL_TAKE_OFF, "take_off_steps"),
-    above("nvfp4_beats_lora", "NVFP4 LoRA without added noise ends more accurate than 16-bit LoRA",
-          mini.SOURCE, NVFP4, BF16, "weight_format", end_effect(0.4, "88.5 - 88.1"), _LENIENT),
-    above("qerl_beats_lora", "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
-          mini.SOURCE, AQN, BF16, "weight_format noise", end_effect(2.7, "90.8 - 88.1"), _LENIENT),
-    above("aqn_helps", "adding AQN to NVFP4 LoRA raises the final accuracy",
-          mini.SOURCE, AQN, NVFP4, "noise", end_effect(2.3, "90.8 - 88.5"), _LENIENT),
-    above("qerl_beats_qlora", "QeRL ends more accurate than QLoRA",
-          mini.SOURCE, AQN, NF4, "weight_format noise", end_effect(5.8, "90.8 - 85.0"), _LENIENT),
-    rises("reward_rises_with_dose",
-          "the training reward, mean over the steps, rises in the order BF16, half of NVFP4's "
-          "rounding, and twice", "not in the paper; section 3.2 implies it",
-          (BF16, HALF, DOUBLE), "rounding", paper_effects.OPEN_SHARE, "train_reward_mean"),
-)  # fmt: skip
+    mini.NVFP4_MORE_ENTROPY.above(
+        NVFP4, BF16, "weight_format", paper_effects.ENTROPY["nvfp4"], "entropy_first"
+    ),
+    Statement(
+        "aqn_more_entropy",
+        "AQN raises the entropy of NVFP4 late in training",
+        "Fig. 14, on a smaller checkpoint",
+    ).above(AQN, NVFP4, "noise", paper_effects.ENTROPY_LATE, "entropy_last"),
+    Statement(
+        "nvfp4_sooner",
+        "NVFP4 LoRA takes off after fewer steps than 16-bit LoRA",
+        "Fig. 4, on a smaller checkpoint",
+    ).times(BF16, NVFP4, "weight_format", "take_off_steps", effect=paper_effects.FORMAT_TAKE_OFF),
+    Statement(
+        "qerl_sooner",
+        "QeRL takes off after fewer steps than 16-bit LoRA",
+        "Fig. 12, on a smaller checkpoint",
+    ).times(BF16, AQN, _NOISY, "take_off_steps", effect=paper_effects.QERL_TAKE_OFF),
+    table1.NVFP4_BEATS_LORA(mini.SOURCE).above(
+        NVFP4, BF16, "weight_format", end_effect(0.4, "88.5 - 88.1"), _LENIENT
+    ),
+    table1.QERL_BEATS_LORA(mini.SOURCE).above(
+        AQN, BF16, _NOISY, end_effect(2.7, "90.8 - 88.1"), _LENIENT
+    ),
+    table1.AQN_HELPS(mini.SOURCE).above(
+        AQN, NVFP4, "noise", end_effect(2.3, "90.8 - 88.5"), _LENIENT
+    ),
+    table1.QERL_BEATS_QLORA(mini.SOURCE).above(
+        AQN, NF4, _NOISY, end_effect(5.8, "90.8 - 85.0"), _LENIENT
+    ),
+    Statement(
+        "reward_rises_with_dose",
+        "the training reward, mean over the steps, rises in the order BF16, half of NVFP4's "
+        "rounding, and twice",
+        _IMPLIED,
+    ).rises((BF16, HALF, DOUBLE), "rounding", paper_effects.OPEN_SHARE, "train_reward_mean"),
+)
 
 
 def _table(size: str, remark: str = "") -> Target:
