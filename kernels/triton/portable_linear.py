@@ -246,8 +246,8 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
     M = flat.shape[0]
     if flat.shape[1] != K or goes_dense(weight, M):
         raise ValueError(
-            f"x has {M} rows of {flat.shape[1]}, W {weight.format} codes; at most {MOST_ROWS} rows "
-            f"of {K}, and no nf4, are needed"
+            f"x has {M} rows of {flat.shape[1]} channels and W {weight.format} codes; this kernel "
+            f"needs at most {MOST_ROWS} rows of {K} channels, and nvfp4 or mxfp4 codes"
         )
     out = torch.empty(M, N, dtype=x.dtype, device=x.device)
     if M:

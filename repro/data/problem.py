@@ -66,7 +66,7 @@ class Problem:
     id
         Unique within its set, stable between runs.
     question, answer
-        The text shown to the policy, without any template, and the gold.
+        The text shown to the policy, without any template, and the gold; empty in a row without.
     before
         Role and content of the messages before the question: a system prompt, earlier turns.
     row
@@ -92,17 +92,15 @@ def problem_from_row(
 ) -> Problem:
     """Check one decoded row and return its problem.
 
-    Raises `DataError` if a column is missing, empty or of another type. `columns` are the row's
-    names of `question`, `answer`, ... (`ROLES`) where they are its own; `where` is file and line,
-    `place` the id of a row that has none, by default `where` without its folder.
+    Raises `DataError` if a column but the answer's is missing, empty or of another type. `columns`
+    are the row's names of `question`, `answer`, ... (`ROLES`) where they are its own; `where` is
+    file and line, `place` the id of a row that has none, by default `where` without its folder.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: found {shown(row)}; each row must be an object with columns")
     found = _columns_of(row, columns or {}, where)
     question, before, said = _question(row, found["question"], where)
-    answer = _text(row, found["answer"], where) if "answer" in found else said
-    if answer is None:
-        raise _missing("answer", row, where)
+    answer = _text(row, found["answer"], where) if "answer" in found else said or ""
     gold = answer.rpartition("####")[2].strip()
     given = {role: row[column] for role, column in found.items()}
     solution, source = given.get("solution"), given.get("source", "")
@@ -140,6 +138,14 @@ def _columns_of(row: Mapping[str, Any], columns: Mapping[str, str], where: str) 
     if "question" not in found:
         raise _missing("question", row, where)
     return found
+
+
+def require_answers(problems: Sequence[Problem]) -> Sequence[Problem]:
+    """Return problems; raise `DataError` for the first without an answer."""
+    for problem in problems:
+        if not problem.answer:
+            raise _missing("answer", problem.row, problem.where)
+    return problems
 
 
 def _missing(name: str, row: Mapping[str, Any], where: str) -> DataError:
@@ -264,13 +270,13 @@ def columns_of(problems: Sequence[Problem]) -> dict[str, list[Any]]:
     """Return what a reward may ask for, an entry a problem each, by name.
 
     `prompts` are the questions, `answers` the golds; then what a problem has, and its row's columns
-    by their own names, None where a row has none.
+    by their own names. What a row has not is None.
     """
-    own = ("id", "question", "answer", "solution", "level")
-    columns = {name: [getattr(problem, name) for problem in problems] for name in own}
+    golds, questions = [p.answer or None for p in problems], [p.question for p in problems]
+    columns = {name: [getattr(p, name) for p in problems] for name in ("id", "solution", "level")}
+    columns |= {"question": questions, "answer": golds}
     for name in dict.fromkeys(key for problem in problems for key in problem.row):
         columns[str(name)] = [problem.row.get(name) for problem in problems]
-    golds, questions = ([getattr(p, of) for p in problems] for of in ("answer", "question"))
     return columns | {"answers": golds, "prompts": questions}
 
 

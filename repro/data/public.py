@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from repro.data.problem import DataError, Problem, problem_from_row
+from repro.data.problem import DataError, Problem, problem_from_row, require_answers
 from repro.data.row_sources import rows_of_file, stored_or_fetched
 from repro.spec.needs import DATA_DOWNLOADS
 
@@ -138,6 +138,7 @@ def load_public(name: str, split: str, levels: Sequence[int]) -> list[Problem]:
     problems = []
     for index, (row, where) in enumerate(rows_of_file(path)):
         problem = problem_from_row(row, where=where, columns=public.columns)
+        require_answers([problem])
         own = dataclasses.replace(
             problem,
             id=f"{name}/{split}/{problem.id if 'id' in public.columns else index}",

@@ -60,7 +60,9 @@ def build_parser() -> argparse.ArgumentParser:
     _switch(listing, "--all", "show every other target too")
     _add_train(commands)
     plan = commands.add_parser(
-        "plan", help="show the runs, and their memory, disk, downloads and time"
+        "plan",
+        help="show the runs, and their memory, disk, downloads and time",
+        description="Exit status: 2 when no run fits this GPU, else 0.",
     )
     _add_choice(plan)
     _switch(plan, "--show-config", "print the scale's settings as JSON instead")
@@ -128,12 +130,12 @@ def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--format", default="nvfp4", choices=WEIGHT_FORMATS)
     _switch(parser, "--aqn", "add QeRL's noise (AQN) during rollouts")
     parser.add_argument("--algorithm", default="grpo", choices=("grpo", "dapo", "gspo"))
-    _flag(parser, "--template", "NAME|FILE", "prompt template; default: boxed")
+    _flag(parser, "--template", "NAME|FILE", "prompt template; default: boxed (tiny: tiny)")
     _count(parser, "--ranks", "how many GPUs the run uses", default=1)
     until = "end when the held-out greedy accuracy reaches this"
     _flag(parser, "--until", "PERCENT", until, type=float)
     _flag(parser, "--out", "DIR", "new folder for the adapter, in PEFT's format")
-    _count(parser, "--steps", "default: 150; 8 on a CPU")
+    _count(parser, "--steps", "default: 150; 8 on a CPU (tiny: 30)")
     _add(parser, "revision", "columns", "seed", "set", "runs")
     # What `run` reads from its own line beside these.
     alone = dict.fromkeys(("expected", "tier", "seeds", "arms", "workers", "devices", "threads"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,28 +15,33 @@ from repro.data.load import is_own, source_named
 from repro.data.own import parse_columns
 from repro.data.prompts import template_named, template_source
 from repro.evaluation.flags import require_hub_name
-from repro.models.memory_plan import training_memory
+from repro.models.memory_plan import TrainingMemory, training_memory
 from repro.reward.answers import READINGS
 from repro.reward.custom import reward_named
 from repro.run.disk import size
-from repro.run.preflight import memory_of, require_fit, smallest_device
+from repro.run.preflight import memory_of, memory_refusal, smallest_device, unfit
 from repro.run.select import Selection, model_source, revision_of
 from repro.spec.arm import DAPO, GRPO, GSPO, Arm, NoiseConfig
 from repro.spec.checks import all_of, require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.needs import needs_of_checkpoint
-from repro.spec.settings import parse_settings, with_settings
+from repro.spec.settings import parse_settings
+from repro.spec.shapes import SHAPES
 from repro.spec.target import Target
-from repro.spec.tier import Tier
+from repro.spec.tier import Tier, host_bytes
 from repro.spec.variants import in_steps, shortened, slug_of, with_overrides
 from repro.targets.presets import preset
 
 _LOSSES = {"grpo": GRPO, "dapo": DAPO, "gspo": GSPO}
 # Tests along a run that is to end at an accuracy.
 _TESTS = 10
-# Tokens of a completion that are proposed where more do not fit, and the settings that say them.
-_SHORTER = (256, 128)
 _LENGTHS = ("rollout.max_new_tokens", "evaluation.sampling.max_new_tokens")
+# What is tried in turn where a run needs too much memory.
+_SMALLER = (
+    {"arm.weight_format": "nvfp4"},
+    {"arm.lora_rank": "8"},
+    *(dict.fromkeys(_LENGTHS, tokens) for tokens in ("256", "128")),
+)
 
 
 def selection_of(args: argparse.Namespace) -> Selection:
@@ -66,9 +70,12 @@ def selection_of(args: argparse.Namespace) -> Selection:
     changed = with_overrides(own, tier, parse_settings(args.set or []))
     scales = {tier: _ending(changed.scales[tier], args.until)}
     own = dataclasses.replace(own, arms=changed.arms, scales=scales)
-    (run,) = Selection(target=own, tier=tier).plan()
-    require_fit([run])
-    _require_memory(run, args.ranks)
+    try:
+        (run,) = Selection(target=own, tier=tier).plan()
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix(f"arm {own.arms[0].name}: ")) from None
+    require((why := unfit(run)) is None, str(why))
+    _require_memory(own, run, args.ranks)
     own = dataclasses.replace(own, name=f"{own.name}_{run.digest()[:6]}")
     return Selection(target=own, tier=tier)
 
@@ -124,35 +131,40 @@ def _ending(scale: TrainScale, until: float | None) -> TrainScale:
     return dataclasses.replace(scale, evaluation=ending)
 
 
-def _require_memory(run: RunConfig, ranks: int) -> None:
-    """Raise `ValueError` where no row fits the device, with the settings that would."""
-    if run.tier == Tier.SMOKE.value:
+def _require_memory(own: Target, run: RunConfig, ranks: int) -> None:
+    """Raise `ValueError` where no row fits the GPU, or a CPU's RAM, with what would fit.
+
+    Settings are tried in their order, each beside those before it that helped. Fewer rows need no
+    less: one must fit, others wait.
+    """
+    on_cpu, tier, device = run.tier == Tier.SMOKE.value, Tier(run.tier), smallest_device()
+    refused = memory_refusal(run, ranks)
+    memory = training_memory(run.arm, run.scale, ranks, on_cpu=on_cpu)
+    if refused is None or memory is None:
         return
-    _, refused = memory_of(run.arm, run.scale, ranks)
-    if refused is None:
-        return
-    device = smallest_device()
-    fitting = [
-        f"{words} ({size(memory.least)})"
-        for words, arm, scale in _smaller(run)
-        if (memory := training_memory(arm, scale, ranks))
-        and (device is None or memory.least <= device.memory_bytes)
-    ]
-    what = "; or ".join(fitting) or "neither 4 bits nor fewer tokens"
-    raise ValueError(f"{refused}; what fits: {what}")
+    room = device.memory_bytes if device and not on_cpu else host_bytes()
+    taken: dict[str, str] = {}
+    for settings in _SMALLER:
+        every = taken | settings
+        changed = with_overrides(own, tier, parse_settings([f"{k}={v}" for k, v in every.items()]))
+        tried = training_memory(changed.arms[0], changed.scales[tier], ranks, on_cpu=on_cpu)
+        if tried and tried.least < memory.least:
+            memory, taken = tried, every
+        if memory.least <= room:
+            break
+    words = " ".join(f"--set {k}={v}" for k, v in taken.items()) or "its smallest setting"
+    raise ValueError(f"{refused}; {words} needs {size(memory.least)}{_fitting_model(memory, room)}")
 
 
-def _smaller(run: RunConfig) -> Iterator[tuple[str, Arm, TrainScale]]:
-    """Yield settings that need less memory than a run's, in words and as arm and scale."""
-    arm, scale = run.arm, run.scale
-    nvfp4 = dataclasses.replace(arm, weight_format="nvfp4", training="lora", rounding=None)
-    if arm.weight_format != "nvfp4":
-        yield "--format nvfp4", nvfp4, scale
-    for tokens in _SHORTER:
-        if tokens < scale.longest_completion:
-            shorter = [f"{key}={tokens}" for key in _LENGTHS]
-            words = " ".join(["--format nvfp4", *(f"--set {text}" for text in shorter)])
-            yield words, nvfp4, with_settings(scale, parse_settings(shorter))
+def _fitting_model(memory: TrainingMemory, room: int) -> str:
+    """Return which size of model would fit where a run, by the smallest settings, does not."""
+    if memory.least <= room:
+        return ", which fits"
+    steps = (dataclasses.replace(memory.step, shape=shape) for shape in reversed(SHAPES.values()))
+    for smaller in (dataclasses.replace(memory, step=step) for step in steps):
+        if smaller.least <= room:
+            return f"; a model of {smaller.step.shape.name} would fit ({size(smaller.least)})"
+    return f"; no size of {', '.join(SHAPES)} fits"
 
 
 def request_text(selection: Selection, folder: Path, ranks: int) -> str:
@@ -160,7 +172,9 @@ def request_text(selection: Selection, folder: Path, ranks: int) -> str:
     (run,) = selection.plan()
     arm, scale = run.arm, run.scale
     device = smallest_device()
-    where = "a CPU, as no GPU was found; memory is not planned"
+    where, memory = "a CPU, as no GPU was found", training_memory(arm, scale, on_cpu=True)
+    if memory is not None:
+        where += f"; at least {size(memory.least)} of {size(host_bytes())} of RAM"
     if run.tier != Tier.SMOKE.value and device is not None:
         peak = memory_of(arm, scale, ranks)[0]
         known = "not known before the model's config is here" if peak is None else size(peak)

@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 
 from repro.data.load import load_problems
-from repro.data.problem import digest_of_problems
+from repro.data.problem import digest_of_problems, require_answers
 from repro.data.prompts import respelled, template_inputs, template_named, template_source
 from repro.evaluation.asking import Evaluator, Question, questions
 from repro.evaluation.flags import adapter_folder, at_of, data_of, names_of, sampling_of
@@ -106,7 +106,9 @@ def asked_of(args: argparse.Namespace) -> EvaluationRequest:
     require_readable(template_named(template).reads, lambda text: respelled(text, tokenizer))
     rendered = {
         of: questions(
-            load_problems(data_of(of, args.limit, args.columns), "test", alone=True),
+            require_answers(
+                load_problems(data_of(of, args.limit, args.columns), "test", alone=True)
+            ),
             template,
             tokenizer,
             max_prompt_tokens=args.prompt_tokens,

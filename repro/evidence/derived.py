@@ -450,7 +450,7 @@ def share_of(tally: tuple[int, ...]) -> Estimate:
 
     The tally has the number of problems for which 0, 1, ... samples have the property.
     """
-    samples = len(tally) - 1
+    samples = max(1, len(tally) - 1)  # none of a problem whose gold can be read
     return mean_of_problems(
         _each([(100.0 * n / samples, c) for n, c in enumerate(tally)]), "percent"
     )
@@ -467,5 +467,7 @@ def _each(percents: Sequence[tuple[float, int]]) -> list[float]:
 def mean_of_problems(
     values: Sequence[float], unit: str, method: str = "mean over problems, 95 % t interval"
 ) -> Estimate:
-    """Return the mean of one value per problem with its 95 % t interval."""
+    """Return the mean of one value per problem with its 95 % t interval; None of no problem."""
+    if not values:
+        return Estimate(value=None, unit=unit, n=0, method=method)
     return Estimate(**asdict(mean_interval(values)), unit=unit, method=method)

@@ -31,10 +31,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from repro.spec.shapes import require_built
+
 if TYPE_CHECKING:
     from torch import nn
 
-SUPPORTED_MODEL_TYPES: Final = ("qwen2", "qwen3", "llama")
 # Whose angles are a function of the position alone.
 ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")
 # The products of a block, and the projections in each: those that share an input are one product.
@@ -80,11 +81,7 @@ def fused_members(projection: str) -> tuple[str, ...]:
 def require_supported(values: Mapping[str, Any], where: object) -> None:
     """Raise `ValueError` unless a config's values name a model that this project builds."""
     kind, named = values["model_type"], values.get("architectures")
-    if kind not in SUPPORTED_MODEL_TYPES:
-        raise ValueError(
-            f"{where}: model_type is {kind!r}; this project builds "
-            f"{', '.join(SUPPORTED_MODEL_TYPES)}"
-        )
+    require_built(kind, where)
     built = [f"{kind.capitalize()}ForCausalLM"]
     # Old conversions write LLaMA, and what FSDP2 saved has its name before the class's.
     names = [str(n).removeprefix("FSDP").lower() for n in named] if type(named) is list else named

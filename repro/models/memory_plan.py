@@ -429,16 +429,21 @@ class TrainingMemory:
     """What a run of an arm at a scale takes of a device; its step has micro-batches of one row.
 
     `served` are the bytes of vLLM beside them, its copy of the base among them; its cache is in the
-    plan.
+    plan. `on_cpu` tells whether RAM is taken, where only `least` is planned.
     """
 
     step: StepShape
     served: int
+    on_cpu: bool = False
 
     @property
     def least(self) -> int:
-        """Bytes with one row at once, in the rollout and in the update."""
-        return plan_memory(dataclasses.replace(self.step, slots=1)).peak + self.served
+        """Bytes with one row at once, in the rollout and in the update; on a CPU all is float32."""
+        plan = plan_memory(dataclasses.replace(self.step, slots=1))
+        stored = plan.update["embeddings"]
+        stored += plan.update["weights"] * (self.step.weight_format == "bf16")
+        widened = -stored if self.step.full_over else stored  # of full training masters are all
+        return plan.peak + self.served + widened * self.on_cpu
 
     def fitting(self, device_bytes: int) -> StepShape:
         """Return the step with micro-batches and kept blocks for a device of so many bytes."""
@@ -466,7 +471,9 @@ class TrainingMemory:
         return plan_memory(step).peak - beyond + self.served
 
 
-def training_memory(arm: Arm, scale: TrainScale, ranks: int = 1) -> TrainingMemory | None:
+def training_memory(
+    arm: Arm, scale: TrainScale, ranks: int = 1, *, on_cpu: bool = False
+) -> TrainingMemory | None:
     """Return the memory of a run on each device of its ranks; None where the shape is not known."""
     shape = shape_of_checkpoint(scale.checkpoint)
     if shape is None:
@@ -492,4 +499,4 @@ def training_memory(arm: Arm, scale: TrainScale, ranks: int = 1) -> TrainingMemo
     if scale.sampler == "vllm":
         plan = plan_memory(step).rollout
         served = plan["weights"] + plan["embeddings"] + _SERVING_BYTES
-    return TrainingMemory(step=step, served=served)
+    return TrainingMemory(step=step, served=served, on_cpu=on_cpu)

@@ -25,6 +25,7 @@ import importlib
 import inspect
 import numbers
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -55,10 +56,11 @@ def reward_named(named: str) -> RewardFunction:
     the module, the function, its signature, or what it returns for two completions. One that asks
     for columns of the data is tried with these (`try_reward`).
     """
-    module_name, colon, function_name = named.partition(":")
+    module_name, _, function_name = named.partition(":")
     require(
-        bool(colon and module_name and function_name),
-        f"--reward {named}: needs module:function, such as my_rewards:reward",
+        bool(module_name and function_name) and not re.search(r"/|\.py$", module_name),
+        f"--reward {named}: needs module:function, such as my_rewards:reward for the function "
+        "reward of my_rewards.py in the current folder",
     )
     module = in_a_copy(named, partial(_imported, module_name))
     function = function_of(module, function_name)
@@ -111,11 +113,20 @@ def _takes_all(function: CustomReward) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
+def _asked(function: CustomReward) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind in _BY_NAME and p.default is p.empty]
+
+
+def asks_for_answers(stated: RewardFunction) -> bool:
+    """Whether a reward needs the gold answers by name."""
+    function = in_a_copy(f"{stated.module}:{stated.function}", partial(load_reward, stated))
+    return not {"answer", "answers"}.isdisjoint(_asked(function))
+
+
 def columns_asked(function: CustomReward) -> tuple[str, ...]:
     """Return the columns of the data that a reward needs by name."""
-    needed = inspect.signature(function).parameters.values()
-    named = (p.name for p in needed if p.kind in _BY_NAME and p.default is p.empty)
-    return tuple(name for name in named if name not in ("completions", *_TRIAL_COLUMNS))
+    return tuple(n for n in _asked(function) if n not in ("completions", *_TRIAL_COLUMNS))
 
 
 def pay(

@@ -2,6 +2,7 @@
 
 A broken line stops the plan, not each run. Gold answers that no completion can match are named, and
 so are those that only a copy of their own words matches; if none can be matched, that is an error.
+Where a user's reward pays, they are counted alone, and are needed only if the reward asks for them.
 Problems of the package's own generators are not opened. Public sets are opened only if a user named
 them: those of a target's own scale may have to be downloaded first. `repro.run.preflight` checks
 the lengths of prompts on the same lists.
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from repro.data.load import is_generated, load_problems
 from repro.data.own import Split
-from repro.data.problem import DataError, Problem, columns_of
+from repro.data.problem import DataError, Problem, columns_of, require_answers
 from repro.reward.answers import (
     ANSWER_CLOSE,
     ANSWER_OPEN,
@@ -24,7 +25,7 @@ from repro.reward.answers import (
     extract_answer,
     require_readable,
 )
-from repro.reward.custom import try_reward
+from repro.reward.custom import asks_for_answers, try_reward
 from repro.reward.grader import GraderPool
 from repro.spec.arm import RewardFunction
 from repro.spec.checks import require, shown
@@ -86,6 +87,12 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
             for folder in local_folders(scale.checkpoint):
                 require_prompts(folder, scale.prompt_template)
     every = {(read.data, read.split) for scale in scales for read in reads_of(scale)}
+    graded = {
+        read.data
+        for run in plan
+        if isinstance(run.scale, TrainScale) and _is_graded(run)
+        for read in reads_of(run.scale)
+    }
     trained = {data for data, split in every if split == "train"}
     rewarded = [
         (run.arm.reward_function, run.scale.data) for run in plan if run.arm.reward_function
@@ -97,8 +104,14 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
         for data in sorted({data for data, _ in every}, key=lambda d: (d not in trained, repr(d))):
             if _is_opened(data, named):
                 splits = {s: problems_of(data, s) for s in _GRADED if (data, s) in every}
-                lines += _lines(data.source, splits, pool)
+                lines += _lines(data.source, splits, pool, graded=data in graded)
     return lines
+
+
+def _is_graded(run: RunConfig) -> bool:
+    """Whether grades of golds pay, or decide over a run as it goes."""
+    tests = run.scale.evaluation
+    return run.arm.reward_function is None or bool(tests.every or tests.until or tests.test_at)
 
 
 @functools.lru_cache(maxsize=64)
@@ -128,7 +141,9 @@ def _try_rewards(scales: Sequence[tuple[RewardFunction, DataConfig]], named: boo
         if is_generated(data.source):
             try_reward(stated, columns_of(problems_of(replace(data, train_problems=2), "train")))
         elif _is_opened(data, named):
-            try_reward(stated, columns_of(problems_of(data, "train")[:2]))
+            problems = problems_of(data, "train")
+            require_answers(problems if asks_for_answers(stated) else ())
+            try_reward(stated, columns_of(problems[:2]))
 
 
 def _is_opened(data: DataConfig, named: bool) -> bool:
@@ -136,18 +151,26 @@ def _is_opened(data: DataConfig, named: bool) -> bool:
     return not is_generated(data.source) and (named or ":" in data.source)
 
 
-def _lines(source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderPool) -> list[str]:
+def _lines(
+    source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderPool, *, graded: bool
+) -> list[str]:
     """Return lines on a test split held out, and on golds that can never be paid.
 
-    Raises `DataError` if none of a split can.
+    Raises `DataError` if none of a split can; of golds that are not `graded` one line has a count.
     """
     lines = []
     tables = {problems[0].where.rpartition(", ")[0] for problems in splits.values()}
     if len(splits) > len(tables):
         test, every = len(splits["test"]), sum(map(len, splits.values()))
         lines.append(f"  {source}: {test} of {every} problems are held out as its test split")
+    if not graded:
+        golds = [problem for problems in splits.values() for problem in problems]
+        lacking = len(_unpayable(golds, pool))
+        said = f"  {source}: {lacking} of {len(golds)} problems have no answer that can be graded; "
+        said += "your reward pays them, and accuracy leaves them out"
+        return [*lines, said] if lacking else lines
     for split, problems in splits.items():
-        unpayable = _unpayable(problems, pool)
+        unpayable = _unpayable(require_answers(problems), pool)
         if len(unpayable) == len(problems):
             raise DataError(
                 f"{source}: no gold of its {len(problems)} {split} problems can be paid; the first "

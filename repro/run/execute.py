@@ -128,26 +128,28 @@ def _prepared(
     for selection in selections:
         plan, tier = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms)), selection.tier
         _, room, notes = all_of(
-            partial(require_ready, selection, here=here),
+            partial(require_ready, selection, here=here, named=own is None),
             partial(room_of, args, tier, plan, joined, folder),
             partial(data_lines, plan, own is not None),
         )
         ranks, workers = room.ranks, room.workers
         left, _ = fit_runs(standing_of(plan, folder).left, partial(refusal, ranks=ranks))
         full = disk_refusal(selection.source.needs_at(tier), left, workers, folder)
-        require(full is None, f"{selection.target.name}, {tier.value} tier: {full}")
+        require(
+            full is None, f"{selection.target.name}, {tier.value} tier: " * (not own) + f"{full}"
+        )
         others = "" if args.tier or own else other_tiers(selection.source, tier)
         text = own[1] if own else plan_text(selection, plan, folder, expected, workers, ranks)
         for part in filter(None, (others, text, room.idle, *notes)):
             console.print(part, highlight=False, markup=False)
-        fetch_files(left if here else [])
+        fetch_files(left if here else [], ranks)
         batch = batches.setdefault(tier, _Batch(room=room))
         batch.runs.update({run.digest(): run for run in plan})
     return list(batches.values())
 
 
-def require_ready(selection: Selection, *, here: bool = True) -> None:
-    """Raise `ValueError` unless the selection can run, `here` or on machines not looked at."""
+def require_ready(selection: Selection, *, here: bool = True, named: bool = True) -> None:
+    """Raise `ValueError`, perhaps `named`, unless the selection can run, `here` or elsewhere."""
     source, tier = selection.source, selection.tier
     missing = None
     if here:
@@ -155,7 +157,7 @@ def require_ready(selection: Selection, *, here: bool = True) -> None:
     elif tier not in source.scales:
         missing = source.not_runnable(tier)
     at = f", {tier.value} tier" if source.scales else ""
-    require(missing is None, f"{selection.target.name}{at}: {missing}")
+    require(missing is None, f"{selection.target.name}{at}: " * named + str(missing))
 
 
 @dataclass(slots=True, kw_only=True)

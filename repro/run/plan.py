@@ -64,7 +64,8 @@ class BlessedTimes:
 
 
 def main_plan(args: argparse.Namespace) -> int:
-    """Print the plan of what a command line selects; return 0."""
+    """Print the plan of what a command line selects; return 2 where no run fits this machine."""
+    status = 0
     folder, expected = runs_folder(args.runs), expected_folder(args.expected)
     texts = []
     for selection in selections_of(args):
@@ -76,9 +77,13 @@ def main_plan(args: argparse.Namespace) -> int:
         others = None if args.tier else other_tiers(source, tier)
         texts += [others] if others else []
         text = plan_text(selection, runs, folder, expected)
+        left = standing_of(runs, folder).left
+        fits_none = left and not fit_runs(left, refusal)[0]
+        if fits_none and machine_refusal(source, tier) is None:
+            status = 2
         texts.append("\n".join([text, *data_lines(runs, named=False)]))
     sys.stdout.write("\n\n".join(texts) + "\n")
-    return 0
+    return status
 
 
 def plan_text(

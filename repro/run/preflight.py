@@ -42,7 +42,7 @@ from repro.spec.schedule import stage_of_step
 from repro.spec.shapes import shape_by_name, shape_of_checkpoint
 from repro.spec.target import Target
 from repro.spec.throughput_scale import ThroughputScale
-from repro.spec.tier import CudaDevice, Tier, cuda_devices
+from repro.spec.tier import CudaDevice, Tier, cuda_devices, host_bytes
 from repro.targets import TARGETS
 
 # Returns why a run does not have what it requires, or None.
@@ -64,13 +64,13 @@ def refusal(run: RunConfig, ranks: int = 1) -> str | None:
 def fit_runs(runs: Iterable[RunConfig], why: Requirement) -> tuple[list[RunConfig], list[str]]:
     """Return the runs that can work, and of the others arms and reasons, a sentence each.
 
-    Of runs that differ only in their seed one is asked.
+    Of runs that differ only in their seed one is asked; where all are of one arm, none is named.
     """
-    why_not = functools.cache(why)
+    runs, why_not = list(runs), functools.cache(why)
     by_reason = grouped_by(runs, lambda run: why_not(dataclasses.replace(run, seed=0)))
-    fit = by_reason.pop(None, [])
+    fit, several = by_reason.pop(None, []), len({run.arm.name for run in runs}) > 1
     arms = {reason: dict.fromkeys(run.arm.name for run in of) for reason, of in by_reason.items()}
-    return fit, [f"{', '.join(names)}: {reason}" for reason, names in arms.items()]
+    return fit, [f"{', '.join(arms[why])}: " * several + f"{why}" for why in arms]
 
 
 def _asked(run: RunConfig, *requirements: Requirement) -> str | None:
@@ -89,11 +89,7 @@ def unfit(run: RunConfig) -> str | None:
 
 def lacking(run: RunConfig, ranks: int = 1) -> str | None:
     """Return what this machine lacks for a run by so many ranks, or None."""
-
-    def memory_refusal(run: RunConfig) -> str | None:
-        return memory_of(run.arm, run.scale, ranks)[1] if is_published(run.scale) else None
-
-    return _asked(run, missing_package, _card_refusal, memory_refusal)
+    return _asked(run, missing_package, _card_refusal, partial(memory_refusal, ranks=ranks))
 
 
 def _named_refusal(run: RunConfig) -> str | None:
@@ -166,15 +162,19 @@ def files_refusal(run: RunConfig) -> str | None:
         return str(error)
 
 
-def fetch_files(runs: Iterable[RunConfig]) -> None:
-    """Fetch what runs read, the weights last; `ValueError` says what cannot be had or read."""
+def fetch_files(runs: Iterable[RunConfig], ranks: int = 1) -> None:
+    """Fetch what runs read, last the weights of those that fit this machine's memory.
+
+    `ValueError` says what cannot be had or read.
+    """
     from repro.models.checkpoint import resolve
 
     published = [run for run in runs if is_published(run.scale)]
     by_scale = grouped_by(published, lambda run: dataclasses.replace(run.scale, seeds=()))
     for scale, of_scale in by_scale.items():
         folder = checked_folder(scale)
-        if any(_format_refusal(folder, run) is None for run in of_scale):
+        fit = [run for run in of_scale if memory_refusal(run, ranks) is None]
+        if any(_format_refusal(folder, run) is None for run in fit):
             resolve(scale.checkpoint, scale.revision)
 
 
@@ -306,6 +306,22 @@ def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int | None, 
         f"{arm.label} of {memory.step.shape.name} needs {memory.least / 1e9:.1f} GB of device "
         f"memory for one row of {memory.step.row_tokens} tokens; {device.name} has "
         f"{device.memory_bytes / 1e9:.1f} GB{among_unlike_devices()}"
+    )
+
+
+def memory_refusal(run: RunConfig, ranks: int = 1) -> str | None:
+    """Return why a run of a published checkpoint does not fit the GPU, or a CPU's RAM, or None."""
+    if not is_published(run.scale):
+        return None
+    if run.tier != Tier.SMOKE.value:
+        return memory_of(run.arm, run.scale, ranks)[1]
+    memory = training_memory(run.arm, run.scale, on_cpu=True)
+    if memory is None or memory.least <= host_bytes():
+        return None
+    return (
+        f"{run.arm.label} of {memory.step.shape.name} needs at least {memory.least / 1e9:.1f} GB "
+        f"of RAM for one row of {memory.step.row_tokens} tokens on a CPU; this machine has "
+        f"{host_bytes() / 1e9:.1f} GB"
     )
 
 

@@ -197,7 +197,7 @@ def example_text(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> str:
     ended = "cut at the length limit" if bool(rows.truncated[0]) else "ended by itself"
     return (
         f"The model is given:\n{prompt}\nOne completion, {ended}:\n{text}\n"
-        f"Its reward: {graded.reward} (gold answer: {graded.gold})"
+        f"Its reward: {graded.reward} (gold answer: {graded.gold or 'none'})"
     )
 
 

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from repro.spec.checks import require
 from repro.spec.hub import local_folders
 
 
@@ -131,6 +132,7 @@ SHAPES: dict[str, DecoderShape] = {
 }
 # Of the policy in the package (`repro.procedures.pretrain`).
 TINY = DecoderShape("tiny", 128, 384, 4, 4, 2, 32, 333, True)
+_BUILT = ("qwen2", "qwen3", "llama")
 _QWEN = re.compile(r"Qwen/Qwen2\.5-(?:Coder-)?([\d.]+B)(?:-Instruct)?(?:-GGUF:.+)?")
 
 
@@ -148,8 +150,16 @@ def _published(checkpoint: str) -> DecoderShape | None:
     return SHAPES.get(qwen[1].lower()) if qwen else None
 
 
+def require_built(kind: Any, where: object) -> None:
+    """Raise `ValueError` unless this project builds models of a config's `model_type`."""
+    sentence = f"{where}: model_type is {kind!r}; this project builds {', '.join(_BUILT)}"
+    require(kind in _BUILT, sentence)
+
+
 def shape_of_config(values: Mapping[str, Any], name: str) -> DecoderShape:
-    """Return the shape that a `config.json` describes; `ValueError` if it lacks a size."""
+    """Return the shape of a `config.json`; `ValueError` if it lacks a size or is not built here."""
+    if isinstance(values, Mapping) and "model_type" in values:
+        require_built(values["model_type"], name)
     try:
         heads = int(values["num_attention_heads"])
         shape = DecoderShape(

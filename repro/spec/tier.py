@@ -136,6 +136,7 @@ def parse_tier(name: str) -> Tier:
 @functools.cache
 def cuda_devices() -> tuple[CudaDevice, ...]:
     """Return the CUDA devices that this process may use; empty without a driver."""
+    usable_bytes(0)  # a limit that cannot be read is refused on any machine
     try:
         driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     except OSError:
@@ -162,6 +163,16 @@ def _describe(driver: ctypes.CDLL, index: int) -> CudaDevice:
         capability=(major.value, minor.value),
         memory_bytes=usable_bytes(memory.value),
     )
+
+
+def host_bytes() -> int:
+    """Return the RAM that this process may use: the machine's, or its container's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from repro.data.load import load_problems, source_named
 from repro.data.own import parse_columns, read_splits
-from repro.data.problem import DataError, Problem, digest_of_problems
+from repro.data.problem import DataError, Problem, digest_of_problems, require_answers
 from repro.data.prompts import render
 from repro.evaluation.flags import data_of
 from repro.spec.config import DataConfig
@@ -183,7 +183,7 @@ def holding(*columns):
 def test_what_is_broken_is_one_sentence_with_file_and_line(write, columns, said, tmp_path):
     path = write(tmp_path)
     with pytest.raises(DataError, match=said) as caught:
-        read_splits(path, parse_columns(columns))
+        require_answers(read_splits(path, parse_columns(columns))["all"])
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from repro.data.own import read_splits
-from repro.data.problem import DataError, Problem, digest_of_problems
+from repro.data.problem import DataError, Problem, digest_of_problems, require_answers
 
 GOOD = {"id": "a/1", "question": "1 + 1?", "answer": "2", "solution": None, "source": "hand"}
 
@@ -46,7 +46,7 @@ def test_a_broken_line_is_an_error_with_file_line_finding_and_need(tmp_path, lin
     path = tmp_path / "train.jsonl"
     path.write_bytes(json.dumps(GOOD).encode() + b"\n\n" + line + b"\n")
     with pytest.raises(DataError) as caught:
-        problems_in(path)
+        require_answers(problems_in(path))
     text = str(caught.value)
     assert f"{path}, line 3" in text
     assert message in text

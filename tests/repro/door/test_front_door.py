@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import repro
 from repro.__main__ import main
 from repro.door.command_line import build_parser
-from repro.door.own_run import _require_memory, selection_of
+from repro.door.own_run import selection_of
 from repro.evidence.receipts import violations
 from repro.evidence.record import find_record, read_record
 from repro.models.checkpoint import TINY_FOLDER
@@ -20,7 +20,9 @@ from repro.run.execute import INTERRUPTED
 from repro.spec.arm import DAPO, GSPO
 from repro.spec.tier import CudaDevice, Tier
 from repro.targets import TARGETS
+from repro.targets.presets import ON_CPU, ON_GPU, TINY
 from tests.repro.conftest import forked_workers
+from tests.said import unsaid
 
 SMALL = ("steps=3", "optimizer.warmup_steps=1", "prompts_per_rollout=4", "data.test_problems=8")
 LINE = ("--model", "tiny", "--data", "generated", *(w for text in SMALL for w in ("--set", text)))
@@ -140,7 +142,8 @@ def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(tmp_path, ca
 )
 def test_bad_input_is_a_sentence_and_leaves_nothing(line, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "unanswered.jsonl").write_text('{"question": "2 + 2?"}\n' * 3)
+    rows = [f'{{"question": "{n} + {n}?"}}\n' for n in range(9)]
+    (tmp_path / "unanswered.jsonl").write_text("".join(rows))
     (tmp_path / "bad_rewards.py").write_text("def too_few(completions): return [1.0]")
     monkeypatch.delitem(sys.modules, "bad_rewards", raising=False)
     line = line.format(folder=tmp_path, tiny=TINY_FOLDER)
@@ -178,14 +181,35 @@ def test_a_card_that_cannot_train_is_refused_rather_than_left_idle(monkeypatch):
         selected()
 
 
-def test_a_model_that_fits_no_card_is_refused_with_what_would_fit(monkeypatch):
-    # Runs of Qwen2.5-7B as they are on a GPU.
-    monkeypatch.setattr("repro.door.own_run._require_memory", lambda run, ranks: None)
-    monkeypatch.setattr(Tier, "missing", lambda tier: None)
-    line = ("--model", "Qwen/Qwen2.5-7B-Instruct", "--data", "gsm8k")
-    (bf16,), (nvfp4,) = (selected("--format", f, line=line).plan() for f in ("bf16", "nvfp4"))
-    card = CudaDevice(name="a card", capability=(8, 9), memory_bytes=12 * 10**9)
-    monkeypatch.setattr("repro.run.preflight.cuda_devices", lambda: (card,))
-    with pytest.raises(ValueError, match="--format nvfp4"):
-        _require_memory(bf16, 1)
-    _require_memory(nvfp4, 1)
+@pytest.mark.parametrize(
+    ("card", "ram", "flags", "words"),
+    [
+        (12, 99, "--format bf16", "has 12.0 GB; --set arm.weight_format=nvfp4 needs|which fits"),
+        (9.5, 99, "", "--set arm.lora_rank=8 needs"),
+        (8.65, 99, "", "arm.lora_rank=8 --set rollout.max_new_tokens=256|, which fits"),
+        (8, 99, "--set arm.lora_rank=4", "rollout.max_new_tokens=128|a model of 3b would fit"),
+        (0.5, 99, "", "no size of 135m"),
+        (0, 16, "--format bf16", "of RAM|16.0 GB; --set arm.weight_format=nvfp4 needs|which fits"),
+        (0, 4, "", "of RAM|--set arm.lora_rank=8 needs|a model of 1.5b would fit"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_with_what_would(
+    card, ram, flags, words, monkeypatch, capsys
+):
+    for module in ("repro.run.preflight", "repro.door.own_run"):
+        monkeypatch.setattr(f"{module}.host_bytes", lambda: ram * 10**9)
+    if card:
+        monkeypatch.setattr(Tier, "missing", lambda tier: None)
+        device = CudaDevice(name="a card", capability=(8, 9), memory_bytes=int(card * 10**9))
+        monkeypatch.setattr("repro.run.preflight.cuda_devices", lambda: (device,))
+    line = ["train", "--model", "Qwen/Qwen2.5-7B-Instruct", "--data", "gsm8k", *flags.split()]
+    assert main(line) == 2
+    assert unsaid(capsys.readouterr().err, words) == []
+
+
+def test_the_help_of_train_has_the_steps_and_templates_of_its_presets():
+    (train,) = (of.choices["train"] for of in build_parser()._subparsers._group_actions)
+    said = {action.dest: action.help for action in train._actions}
+    assert re.findall(r"\d+", said["steps"]) == [f"{of.steps}" for of in (ON_GPU, ON_CPU, TINY)]
+    assert ON_GPU.prompt_template == ON_CPU.prompt_template
+    assert unsaid(said["template"], f"{ON_CPU.prompt_template}|{TINY.prompt_template}") == []

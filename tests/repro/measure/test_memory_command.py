@@ -3,7 +3,7 @@
 import pytest
 
 from repro.__main__ import main
-from repro.spec.tier import MEMORY_VARIABLE, parse_bytes, usable_bytes
+from repro.spec.tier import MEMORY_VARIABLE, cuda_devices, parse_bytes, usable_bytes
 
 
 def test_the_issues_command_answers_with_every_part(capsys):
@@ -36,5 +36,7 @@ def test_a_process_uses_no_more_of_a_device_than_the_variable_says(monkeypatch):
     assert usable_bytes(80 * 10**9) == 24 * 10**9
     assert usable_bytes(16 * 10**9) == 16 * 10**9
     monkeypatch.setenv(MEMORY_VARIABLE, "most")
+    with pytest.raises(ValueError, match=f"{MEMORY_VARIABLE} most"):
+        cuda_devices.__wrapped__()
     with pytest.raises(ValueError, match=f"{MEMORY_VARIABLE} most"):
         usable_bytes(80)

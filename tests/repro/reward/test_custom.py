@@ -78,6 +78,7 @@ def returning(value):
     ("named", "source", "words"),
     [
         ("nothing", SHORT, "module:function"),
+        ("{}.py:shorter", SHORT, "module:function"),
         (":f", SHORT, "module:function"),
         ("no_such_module_here:f", SHORT, "ModuleNotFoundError"),
         ("{}:shortest", SHORT, "shortest .*shorter"),

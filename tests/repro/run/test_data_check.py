@@ -95,6 +95,32 @@ def test_a_reward_is_tried_on_the_columns_of_the_data(tmp_path, monkeypatch):
             assert len(data_lines([run], named=True)) == 1
 
 
+@pytest.mark.parametrize(
+    ("parameter", "until", "refused"),
+    [("prompts", 0.0, False), ("answers=None", 0.0, False), ("answers", 0.0, True),
+     ("answer", 0.0, True), ("prompts", 50.0, True)],
+)  # fmt: skip
+def test_a_reward_needs_no_answers_unless_it_asks_for_them_or_accuracy_ends_the_run(
+    parameter, until, refused, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"unanswered_{abs(hash((parameter, until)))}"
+    source = f"def reward(completions, {parameter}): return [0.5] * len(completions)"
+    Path(f"{name}.py").write_text(source)
+    Path("tales.csv").write_text("\n".join(["prompt", *(f"Tell tale {n}." for n in range(40))]))
+    run = _plan("tales.csv")[-1]
+    tests = replace(run.scale.evaluation, until=until)
+    arm = replace(run.arm, reward="task", reward_function=reward_named(f"{name}:reward"))
+    run = replace(run, arm=arm, scale=replace(run.scale, evaluation=tests))
+    if refused:
+        with pytest.raises(DataError, match="`answer` is missing"):
+            data_lines([run], named=True)
+    else:
+        _, line = data_lines([run], named=True)
+        assert "40 of 40 problems" in line
+
+
 def test_a_tokenizer_that_loses_the_digits_of_a_prompt_is_refused(monkeypatch):
     losing = load_tokenizer(TINY_FOLDER)
     losing.backend_tokenizer.normalizer = normalizers.Replace(Regex("[0-9]"), "0")

@@ -73,6 +73,7 @@ def test_a_plan_quotes_blessed_records_of_an_arm_or_says_that_it_is_not_timed(
         ("{", "config.json cannot be read"),
         ("[]", "no decoder's sizes"),
         ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"model_type": "a_moe", "hidden_size": None}, "model_type is 'a_moe'|qwen2, qwen3, llama"),
         ({"intermediate_size": 380}, "has shape (384, 128); the model needs (380, 128)"),
         ({"tie_word_embeddings": False}, "lm_head.weight is missing"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "field rope_parameters"),
