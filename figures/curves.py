@@ -205,13 +205,7 @@ Rates = Mapping[tuple[str, str], Sequence[Point]]
 
 
 def rates(checks: Sequence[Checked], expected: Path) -> Rates:
-    """Return tokens per second by batch, the smallest models first.
-
-    Parameters
-    ----------
-    checks
-        Of targets whose rollouts are timed.
-    """
+    """Return tokens per second by batch of targets that time rollouts, smallest models first."""
     found: dict[tuple[str, str], list[Point]] = {}
     for checked in checks:
         printed = printed_rates(checked.selection.target, expected)

@@ -161,12 +161,8 @@ def name_ends(
 ) -> None:
     """Write each style's label next to the end (x, y) of its line, joined by a thin stroke.
 
-    Parameters
-    ----------
-    at
-        Where on the horizontal axis the labels begin.
-    gap
-        Least distance between two of them, as a share of the vertical axis.
+    The labels begin at `at` on the horizontal axis, and lie apart by at least `gap`, a share of the
+    vertical axis.
     """
     low, high = axes.get_ylim()
     places = apart([y for _, _, y in ends], gap * (high - low))

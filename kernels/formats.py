@@ -113,12 +113,7 @@ class Format:
 
 FORMATS: dict[str, Format] = {
     "nvfp4": Format(
-        name="nvfp4",
-        block=16,
-        scale_dtype=E4M3,
-        values=_E2M1,
-        number=0,
-        has_global_scale=True,
+        name="nvfp4", block=16, scale_dtype=E4M3, values=_E2M1, number=0, has_global_scale=True
     ),
     "mxfp4": Format(name="mxfp4", block=32, scale_dtype=E8M0, values=_E2M1, number=1),
     "nf4": Format(name="nf4", block=64, scale_dtype=FLOAT32, values=NORMAL_FLOAT, number=2),

@@ -133,17 +133,8 @@ def _entries(device: torch.device) -> Tensor:
 def pack(weight: QuantizedWeight) -> PackedWeight:
     """Rearrange a quantised weight for the Hopper kernels; `unpack` undoes it exactly.
 
-    Raises `ValueError` when a block scale is NaN.
-
-    Parameters
-    ----------
-    weight
-        Any format, (N, K), on any device.
-
-    Returns
-    -------
-    PackedWeight
-        On the weight's device.
+    `weight`, (N, K), has any format, on any device, where its packs are then. Raises `ValueError`
+    when a block scale is NaN.
     """
     N, K = weight.shape
     tiles, columns = -(-N // PACK_ROWS), -(-K // PACK_COLUMNS)

@@ -76,11 +76,7 @@ _ZERO_BLOCK_SCALE = 0.125
 
 
 def quantize(
-    weight: Tensor,
-    format: str,
-    *,
-    global_scale: Tensor | None = None,
-    recipe: str = "float32",
+    weight: Tensor, format: str, *, global_scale: Tensor | None = None, recipe: str = "float32"
 ) -> QuantizedWeight:
     """Quantise a weight matrix to 4 bits.
 
@@ -143,17 +139,7 @@ def shared_global_scale(weights: Sequence[Tensor], recipe: str = "float32") -> T
 
 
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the dense matrix: computed in float32 and rounded once to `dtype`.
-
-    Parameters
-    ----------
-    dtype
-        A floating type.
-
-    Returns
-    -------
-    Tensor, (N, K), dtype
-    """
+    """Return the dense matrix (N, K): computed in float32, rounded once to a floating `dtype`."""
     scales = decoded_block_scales(weight)
     N, K = weight.shape
     rows = max(1, _CHUNK // K)

@@ -35,14 +35,9 @@ RUNNING, STOPPED, FULL, FAULTY = 0, 1, 2, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Heads:
-    """The attention's shape.
+    """The attention's shape; `scaling` is the factor on the scores.
 
-    Attributes
-    ----------
-    scaling
-        Factor on the scores.
-    q_gain, k_gain : Tensor or None, (head_dim,)
-        Of Qwen3's head norms, before the rotation.
+    `q_gain` and `k_gain`, (head_dim,), are of Qwen3's head norms, before the rotation; else None.
     """
 
     query: int
@@ -309,12 +304,8 @@ def choose(logits: Tensor, rows: StepRows, *, greedy: bool, overlap: bool = Fals
     """Draw for the first rows, as many as `logits` has, and move their state on, in place.
 
     A row whose largest logit is not finite draws nothing and is FAULTY. The uniform number belongs
-    to the row's count. `greedy` takes the first of the most likely tokens, with logprob 0.
-
-    Parameters
-    ----------
-    logits : Tensor, (M, V), float32
-        -inf forbids a token.
+    to the row's count. `greedy` takes the first of the most likely tokens, with logprob 0. In
+    `logits`, (M, V), float32, -inf forbids a token.
     """
     M = len(logits)
     faulty = ~torch.isfinite(logits.amax(dim=-1))  # (M,)

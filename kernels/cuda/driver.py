@@ -42,11 +42,7 @@ Argument = Tensor | TensorMap | int | float | None
 
 
 class _Attribute(ctypes.Structure):
-    _fields_ = (
-        ("id", ctypes.c_int),
-        ("pad", ctypes.c_char * 4),
-        ("value", ctypes.c_int * 16),
-    )
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 16))
 
 
 class _Config(ctypes.Structure):
@@ -100,15 +96,9 @@ class Kernel:
     ) -> None:
         """Launch on torch's current stream.
 
-        Raises `RuntimeError` when the driver refuses.
-
-        Parameters
-        ----------
-        arguments
-            In the kernel's order: a tensor passes its address, None a null pointer, an int 32
-            bits, a float float32, a tensor map itself.
-        cluster
-            Consecutive blocks that can read one another's shared memory.
+        Raises `RuntimeError` when the driver refuses. Of `arguments`, in the kernel's order, a
+        tensor passes its address, None a null pointer, an int 32 bits, a float float32, a tensor
+        map itself. `cluster` consecutive blocks can read one another's shared memory.
         """
         values: list[ctypes.c_void_p | ctypes.c_int | ctypes.c_float | TensorMap] = []
         for argument in arguments:
@@ -191,14 +181,9 @@ def load(
 ) -> Kernel:
     """Compile (or find) a kernel and load it on a device.
 
-    Raises `CompileError` or `RuntimeError` when it cannot be compiled or loaded.
-
-    Parameters
-    ----------
-    files, macros
-        As `compiler.build` takes them.
-    shared_bytes
-        Most dynamic shared memory a launch will ask for.
+    Raises `CompileError` or `RuntimeError` when it cannot be compiled or loaded. `files` and
+    `macros` are as `compiler.build` takes them; a launch asks for at most `shared_bytes` of dynamic
+    shared memory.
     """
     code = compiler.build(files, dict(macros), architecture(device))
     with torch.cuda.device(device):

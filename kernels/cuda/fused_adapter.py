@@ -44,14 +44,10 @@ _STAGED_BYTES = 8192
 class Joining:
     """How the update comes into the sums of a block.
 
-    Attributes
-    ----------
-    join
-        "late": the last warp adds it after its columns. "extra": a warp that does nothing else.
-        "staged": as late, from shared memory, where the block's rows of B and what there was of z
-        were put before the columns.
-    parts
-        Blocks that share the columns of 16 rows of A, up to 4.
+    Where `join` is "late", the last warp adds it after its columns; where "extra", a warp that does
+    nothing else; where "staged", as late, from shared memory, where the block's rows of B and what
+    there was of z were put before the columns. `parts` blocks, up to 4, share the columns of 16
+    rows of A.
     """
 
     join: Join = "staged"

@@ -257,14 +257,8 @@ def dequantize_packs(
 ) -> Tensor:
     """Return the dense matrix (N, K), equal to the reference's.
 
-    Equal in value: a zero of a block whose scale is zero may lose its sign.
-
-    Parameters
-    ----------
-    out : Tensor, (N, K), dtype
-        Where to write; None allocates.
-    dtype
-        bfloat16 or float16.
+    Equal in value: a zero of a block whose scale is zero may lose its sign. It is written to `out`,
+    (N, K), where one is given; `dtype` is bfloat16 or float16.
     """
     N, K = weight.shape
     device = weight.device.index

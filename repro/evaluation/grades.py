@@ -104,14 +104,11 @@ class Answers:
     def tallies(self) -> dict[str, Any]:
         """Return the tallies of the answers, from which a record shows its accuracies.
 
-        Returns
-        -------
-        dict
-            `dropped`, `tokens` (of all completions graded), and for each grade how many problems
-            had 0, 1, ... of their samples so. Of several samples per problem also `votes` and
-            `votes_lenient`: for each way in which samples voted, the `problems` that have it and
-            the counts of each `right` and each `wrong` answer; samples without an answer make up
-            the rest. None of more than `VOTING_SAMPLES`.
+        They are `dropped`, `tokens` (of all completions graded), and for each grade how many
+        problems had 0, 1, ... of their samples so. Of several samples per problem also `votes` and
+        `votes_lenient`: for each way in which samples voted, the `problems` that have it and the
+        counts of each `right` and each `wrong` answer; samples without an answer make up the rest.
+        None of more than `VOTING_SAMPLES`.
         """
         samples = max(map(len, self.groups), default=0)
         tallies: dict[str, Any] = {}

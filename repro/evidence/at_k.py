@@ -40,13 +40,9 @@ def majority_at_k(right: Sequence[int], wrong: Sequence[int], n: int, k: int) ->
 
     Raises `ValueError` if k is not in [1, n].
 
-    Parameters
-    ----------
-    right, wrong
-        How many of the n samples gave each right and each wrong answer; more than one spelling may
-        be right. Samples without an answer are drawn and do not vote: if all abstain, it fails.
-    k
-        Samples that vote.
+    `right` and `wrong` say how many of the n samples gave each right and each wrong answer; more
+    than one spelling may be right. Samples without an answer are among the k that are drawn and do
+    not vote: if all abstain, it fails.
     """
     _require_k(k, n)
     counts = [*right, *wrong]

@@ -278,17 +278,10 @@ def _beyond_cap(step: StepShape, device_bytes: int) -> int:
 def gathered_bytes(table: int, block: int, ranks: int) -> tuple[int, int, int]:
     """Return bytes of weights and gradients that a pass of full training holds for a while.
 
-    Parameters
-    ----------
-    table, block
-        Elements of the head and of a block's projections.
-
-    Returns
-    -------
-    tuple
-        All the time: buffers of gathers, whose memory serves nothing else. At the head (float32),
-        and in a block (16 bits): its weights and gradient, whole in float32 to be added up over
-        ranks, and a rank's part of the sum. Alone only gradients, before they are added.
+    The head has `table` elements, a block's projections have `block`. The first are buffers of
+    gathers, held all the time. Then come those at the head (float32) and in a block (16 bits): its
+    weights and gradient, whole in float32 to be added up over ranks, and a rank's part of the sum.
+    Alone there are only gradients, before they are added.
     """
     if ranks == 1:
         return 0, 8 * table, 4 * block

@@ -62,12 +62,8 @@ def group_advantages(
 
     Raises `ValueError` when a reward is not finite.
 
-    Parameters
-    ----------
-    rewards
-        B rewards; None where none could be computed.
-    group_ids
-        (B,) int; rows of equal id form a group, in any order.
+    Of B rewards those that could not be computed are None. Rows of equal id, `group_ids` (B,) int,
+    form a group, in any order.
     """
     ids = torch.as_tensor(group_ids, dtype=torch.long)
     scored = torch.tensor([reward is not None for reward in rewards], dtype=torch.bool)

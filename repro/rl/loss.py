@@ -74,15 +74,11 @@ SUMS = ("tokens", "clipped_low", "clipped_high", "ratio", "kl", "weight")
 class LossResult:
     """A micro-batch's share of the step's loss and its sums for the step's metrics.
 
-    Attributes
-    ----------
-    loss
-        () with gradient; shares of all micro-batches add up to the step's loss.
-    sums
-        (6,) float64, by `SUMS`, on the loss's device, so that the host waits for none of them.
-        Counting tokens of this micro-batch; tokens whose gradient a bound removed (ratio below
-        1 - low with A < 0, above 1 + high with A > 0); and sums over counting tokens of the ratio,
-        the KL estimate and the importance weight.
+    `loss` is () with gradient; shares of all micro-batches add up to the step's loss. `sums` are
+    (6,) float64, by `SUMS`, on the loss's device, so that the host waits for none of them: counting
+    tokens of this micro-batch; tokens whose gradient a bound removed (ratio below 1 - low with
+    A < 0, above 1 + high with A > 0); and sums over counting tokens of the ratio, the KL estimate
+    and the importance weight.
     """
 
     loss: Tensor
@@ -166,12 +162,9 @@ def _bounded(logarithm: Tensor) -> Tensor:
 def aggregate(
     per_token: Tensor, mask: Tensor, aggregation: Aggregation, counts: StepCounts
 ) -> Tensor:
-    """Return the micro-batch's share of the step's average of per-token values.
+    """Return the micro-batch's share of the step's average of `per_token`, (B, T) float.
 
-    Parameters
-    ----------
-    per_token, mask
-        (B, T) float; (B, T) bool.
+    `mask` is (B, T) bool.
     """
     values = torch.where(mask, per_token, 0)  # (B, T)
     if aggregation == "sequence_mean":

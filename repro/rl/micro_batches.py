@@ -35,12 +35,8 @@ def split_by_tokens(
     does beyond its tokens. A prompt counts once in each piece, as it goes forward once there; a row
     longer than `micro_tokens` stands alone.
 
-    Parameters
-    ----------
-    index
-        (b,) int64 rows to cut.
-    multiple
-        Of which the number of pieces is one where rows allow: that of the ranks that share them.
+    `index` are the rows to cut, (b,) int64. The number of pieces is a multiple of `multiple`, that
+    of the ranks that share them, where rows allow.
     """
     prompts = rows.prompt_of_row[index].tolist()
     own = (rows.lengths()[index] - 1).tolist()

@@ -137,12 +137,9 @@ def packed_hidden(policy: Policy, rows: Rows, kept_blocks: int | None = 0) -> Te
 class Layout:
     """A pass's tokens on one axis.
 
-    Attributes
-    ----------
-    ids, positions : Tensor, (S,), int64
-        Of prompts, of completions without their last tokens, which predict nothing, and padding.
-    predicts : Tensor, (tokens,), int64
-        Of each counting token, row by row, the place that predicts it.
+    `ids` and `positions`, (S,), int64, are of prompts, of completions without their last tokens,
+    which predict nothing, and padding. `predicts`, (tokens,), int64, has the place that predicts
+    each counting token, row by row.
     """
 
     ids: Tensor

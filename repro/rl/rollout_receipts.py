@@ -44,12 +44,8 @@ def note_rollout(
 ) -> Values:
     """Add a rollout to the run's receipts; return the values that all its steps share.
 
-    Parameters
-    ----------
-    before : Tensor, (B, T)
-        The trainer's log-probabilities before the rollout's first step.
-    done : Tensor, (rows,), int64
-        Indices of the rows that were trained on; the sampler is compared with the trainer on them.
+    `before`, (B, T), are the trainer's log-probabilities before the rollout's first step. On the
+    rows that were trained on, `done`, (rows,), int64, the sampler is compared with the trainer.
     """
     _note_noise(state, receipt)
     _note_rows(state, rollout, run.scale)

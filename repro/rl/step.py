@@ -261,13 +261,8 @@ def loss_of_rows(
 ) -> LossResult:
     """Return the loss of some of a step's rows; see `policy_loss`.
 
-    Parameters
-    ----------
-    logprobs
-        (b, T') float, with gradient, on any device; of rows `index`, (b,), where T' is the length
-        of the longest of them.
-    counting
-        (B, T), of the whole rollout.
+    `logprobs`, (b, T') float, with gradient, on any device, are of rows `index`, (b,), the longest
+    of which has T' tokens; `counting`, (B, T), is of the whole rollout.
     """
     width = logprobs.shape[1]
 

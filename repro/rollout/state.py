@@ -35,12 +35,8 @@ _PER_SLOT = [each.name for each in fields(StepRows) if each.name not in ("ends",
 class RowState(StepRows):
     """Per-slot tensors of `slots` rows: what a step moves on, and the rows' blocks.
 
-    Attributes
-    ----------
-    table : Tensor, (R, max_blocks), int32
-        Block numbers of each row.
-    ends : Tensor, (MAX_ENDS,), int64
-        End tokens, filled up with -1.
+    `table`, (R, max_blocks), int32, has the block numbers of each row; `ends`, (MAX_ENDS,), int64,
+    has the end tokens, filled up with -1.
     """
 
     def __init__(

@@ -237,16 +237,9 @@ class Decoder:
 class TorchSampler:
     """Samples from a policy on the policy's device.
 
-    Parameters
-    ----------
-    policy
-        Its weights are taken at the first rollout, and again after each `refresh`. Noise on its
-        norms is honoured as it stands at each rollout.
-
-    Attributes
-    ----------
-    on_token
-        Called with the tokens drawn so far and the rows that still go on.
+    The weights of `policy` are taken at the first rollout, and again after each `refresh`. Noise on
+    its norms is honoured as it stands at each rollout. `on_token` is called with the tokens drawn
+    so far and the rows that still go on.
     """
 
     on_token: Callable[[int, int], None] | None = None

@@ -97,13 +97,9 @@ def write_small(
 ) -> Path:
     """Write a small sharded checkpoint of an architecture, by transformers itself.
 
-    Parameters
-    ----------
-    sizes
-        Of its config, in place of those of `SMALL`.
-    lessons
-        Steps of being taught to answer 7 or 8, in the paper's format and at random, which is right
-        half of the time on `write_hub`'s problems; 0 leaves it random.
+    `sizes` of its config replace those of `SMALL`. In `lessons` steps it is taught to answer 7 or
+    8, in the paper's format and at random, which is right half of the time on `write_hub`'s
+    problems; 0 leaves it random.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder)
@@ -141,10 +137,7 @@ def write_hub(
 ) -> None:
     """Write a hub cache that holds public data sets under their pinned revisions.
 
-    Parameters
-    ----------
-    rows
-        Of each split; what it does not name has 512.
+    A split that `rows` does not name has 512.
     """
     for name in names:
         public, repository = PUBLIC_SETS[name], DATA_DOWNLOADS[name].name

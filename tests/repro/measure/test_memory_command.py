@@ -37,6 +37,4 @@ def test_a_process_uses_no_more_of_a_device_than_the_variable_says(monkeypatch):
     assert usable_bytes(16 * 10**9) == 16 * 10**9
     monkeypatch.setenv(MEMORY_VARIABLE, "most")
     with pytest.raises(ValueError, match=f"{MEMORY_VARIABLE} most"):
-        cuda_devices.__wrapped__()
-    with pytest.raises(ValueError, match=f"{MEMORY_VARIABLE} most"):
-        usable_bytes(80)
+        cuda_devices.__wrapped__()  # with a GPU or without

@@ -2,9 +2,8 @@
 
 A value is put together from an integer hash of (tensor, row, column): no generator of random
 numbers and no float arithmetic takes part, so digests of what is made from it can be stored. The
-matrices reach what scales of weights get wrong: tensors of many magnitudes, blocks of many
-magnitudes, blocks of zeros of both signs, subnormals, single outliers, whole matrices of zeros or
-of subnormals, and q, k, v (gate, up) of different sizes that share one global scale.
+matrices reach what scales of weights get wrong: tensors and blocks of many magnitudes, zeros of
+both signs, subnormals, single outliers, and q, k, v (gate, up) that share one global scale.
 """
 
 from __future__ import annotations

@@ -7,12 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from repro.rl.optimizers import (
-    build_optimizer,
-    gradient_step,
-    optimizer_tensors,
-    restore_optimizer,
-)
+from repro.rl.optimizers import build_optimizer, gradient_step, optimizer_tensors, restore_optimizer
 from repro.spec.config import LearningRates, OptimizerConfig
 from repro.spec.schedule import learning_rate_of_run
 from repro.spec.target import plan

@@ -14,12 +14,7 @@ from repro.models.policy import load_policy
 from repro.rl.packed import packed_logprobs
 from repro.rl.rows import make_rows
 from tests.repro.rl.conftest import make_completion, nudge
-from tests.repro.rl.uneven_rows import (
-    exact_head,
-    largest_gap,
-    plain_logprobs,
-    take_gradients,
-)
+from tests.repro.rl.uneven_rows import exact_head, largest_gap, plain_logprobs, take_gradients
 from tests.repro.rollout.conftest import random_policy
 
 

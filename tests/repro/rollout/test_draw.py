@@ -2,11 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 from kernels.reference_step import FAULTY
 from repro.rollout.backend import Backend

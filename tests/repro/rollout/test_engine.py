@@ -51,11 +51,7 @@ def test_preempted_rows_lose_nothing(make_policy):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"slots": 1},
-        {"slots": 13, "round_steps": 1},
-        {"block_size": 7, "prefill_tokens": 256},
-    ],
+    [{"slots": 1}, {"slots": 13, "round_steps": 1}, {"block_size": 7, "prefill_tokens": 256}],
 )
 def test_tokens_depend_on_the_seed_alone_not_on_how_rows_are_batched(make_policy, changes):
     policy = make_policy("llama")
@@ -101,9 +97,7 @@ def test_end_tokens_stop_a_row_and_are_part_of_it(make_policy):
     end = free[0].token_ids[10]
     engine.end_token_ids = frozenset({end})
     for completion, unstopped in zip(
-        engine.sample(prompts, sampling, group_size=2, seeds=range(4)),
-        free,
-        strict=True,
+        engine.sample(prompts, sampling, group_size=2, seeds=range(4)), free, strict=True
     ):
         token_ids = unstopped.token_ids
         length = token_ids.index(end) + 1 if end in token_ids else len(token_ids)

@@ -63,9 +63,7 @@ class StandInEngine:
         batch = TorchSampler(self.policy).sample(
             [prompt["prompt_token_ids"] for prompt in prompts],
             SamplingConfig(
-                temperature=first.temperature,
-                top_p=first.top_p,
-                max_new_tokens=first.max_tokens,
+                temperature=first.temperature, top_p=first.top_p, max_new_tokens=first.max_tokens
             ),
             group_size=1,
             seeds=[parameters.seed for parameters in sampling_params],

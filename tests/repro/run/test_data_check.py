@@ -15,6 +15,7 @@ from repro.models.policy import load_tokenizer
 from repro.reward.custom import reward_named
 from repro.run.data_check import data_lines, require_prompts
 from repro.run.select import Changes, select
+from tests.changed_settings import with_value
 from tests.repro.problem_files import write_problems
 from tests.said import unsaid
 
@@ -95,30 +96,28 @@ def test_a_reward_is_tried_on_the_columns_of_the_data(tmp_path, monkeypatch):
             assert len(data_lines([run], named=True)) == 1
 
 
-@pytest.mark.parametrize(
-    ("parameter", "until", "refused"),
-    [("prompts", 0.0, False), ("answers=None", 0.0, False), ("answers", 0.0, True),
-     ("answer", 0.0, True), ("prompts", 50.0, True)],
-)  # fmt: skip
-def test_a_reward_needs_no_answers_unless_it_asks_for_them_or_accuracy_ends_the_run(
-    parameter, until, refused, tmp_path, monkeypatch
+@pytest.mark.parametrize("until", [0.0, 50.0])
+def test_answers_are_needed_by_a_reward_that_asks_and_a_run_that_ends_by_them(
+    until, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    name = f"unanswered_{abs(hash((parameter, until)))}"
-    source = f"def reward(completions, {parameter}): return [0.5] * len(completions)"
-    Path(f"{name}.py").write_text(source)
+    asking = {"prompts": False, "answers=None": False, "answers": True, "answer": True}
+    module = f"unanswered_{until:.0f}"
+    functions = [
+        f"def of_{n}(completions, {own}): return [0.5] * 2" for n, own in enumerate(asking)
+    ]
+    Path(f"{module}.py").write_text("\n".join(functions))
     Path("tales.csv").write_text("\n".join(["prompt", *(f"Tell tale {n}." for n in range(40))]))
-    run = _plan("tales.csv")[-1]
-    tests = replace(run.scale.evaluation, until=until)
-    arm = replace(run.arm, reward="task", reward_function=reward_named(f"{name}:reward"))
-    run = replace(run, arm=arm, scale=replace(run.scale, evaluation=tests))
-    if refused:
-        with pytest.raises(DataError, match="`answer` is missing"):
-            data_lines([run], named=True)
-    else:
-        _, line = data_lines([run], named=True)
-        assert "40 of 40 problems" in line
+    for n, asks in enumerate(asking.values()):
+        run = with_value(_plan("tales.csv")[-1], "scale.evaluation.until", until)
+        run = with_value(run, "arm.reward", "task")
+        run = with_value(run, "arm.reward_function", reward_named(f"{module}:of_{n}"))
+        if asks or until:
+            with pytest.raises(DataError, match="`answer` is missing"):
+                data_lines([run], named=True)
+        else:
+            assert "40 of 40 problems" in data_lines([run], named=True)[-1]
 
 
 def test_a_tokenizer_that_loses_the_digits_of_a_prompt_is_refused(monkeypatch):

@@ -58,10 +58,7 @@ def test_a_plan_takes_seeds_and_arms_and_a_number_counts_on_from_the_scales_firs
     runs = plan(TABLE1, Tier.SMOKE, [7, 3], ["bf16", "nf4"])
     named = [(run.seed, run.arm.name) for run in runs]
     assert named == [(7, "bf16"), (7, "nf4"), (3, "bf16"), (3, "nf4")]
-    for name, tier, first in (
-        ("table1", Tier.SMOKE, 0),
-        ("learning_rates_0_5b", Tier.MINI, 100),
-    ):
+    for name, tier, first in (("table1", Tier.SMOKE, 0), ("learning_rates_0_5b", Tier.MINI, 100)):
         seeds = {run.seed for run in plan(find(name), tier, 6)}
         assert seeds == set(range(first, first + 6))
 
