@@ -95,10 +95,12 @@ def main_run(args: argparse.Namespace, own: Own = None) -> int:
     """
     require_linux()
     source_at_start()  # what the records of this start, and its plans, are of
-    require(
-        args.ranks == 1 or "TORCHELASTIC_RUN_ID" not in os.environ,
-        f"--ranks {args.ranks}: torchrun starts the ranks already; leave one of both out",
-    )
+    torchrun = "TORCHELASTIC_RUN_ID" in os.environ or launched_ranks() > 1
+    for flag, value, alone in (("ranks", args.ranks, 1), ("executor", args.executor, "workers")):
+        require(
+            value == alone or not torchrun,
+            f"--{flag} {value}: torchrun starts the ranks already; leave one of both out",
+        )
     seconds = args.stall_timeout
     require(0 < seconds < math.inf, f"--stall-timeout {seconds:g}: needs more than 0, and finite")
     joined = join_torchrun(seconds) if launched_ranks() > 1 else None
@@ -110,7 +112,7 @@ def main_run(args: argparse.Namespace, own: Own = None) -> int:
         refused = [refused_by_any(joined, "; ".join(refused)) or refused_folder(joined, folder)]
     require(not any(refused), "; ".join(refused))
     with LogOptions.of_line(args).passed_on():
-        status = _carry_out(batches, folder, console)
+        status = _carry_out(batches, folder, console, joined)
     if joined is not None:
         leave_torchrun()
     return status
@@ -168,10 +170,10 @@ class _Batch:
     runs: dict[str, RunConfig] = field(default_factory=dict)
 
 
-def _carry_out(batches: Sequence[_Batch], folder: Path, console: Console) -> int:
+def _carry_out(batches: list[_Batch], folder: Path, console: Console, joined: Ranks | None) -> int:
     worst = FINE
     for batch in batches:
-        plan, joined = list(batch.runs.values()), batch.room.joined
+        plan = list(batch.runs.values())
         if joined is not None and not joined.first:
             if follow(joined, tasks_of(plan, folder), batch.room.threads):
                 return INTERRUPTED

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,8 +45,6 @@ class Room:
     ranks, stall
         Processes of each run, and seconds that they wait for one another; a scale may ask for more
         processes.
-    joined
-        The ranks that torchrun started, seen from this process; None without torchrun.
     pool
         The launcher's: it makes what carries out the runs, from what `WorkerPool` is made of.
     idle
@@ -58,7 +56,6 @@ class Room:
     devices: tuple[str, ...] = ()
     ranks: int = 1
     stall: float = 600.0
-    joined: Ranks | None = None
     pool: Callable[..., WorkerPool] = WorkerPool
     idle: str = ""
 
@@ -72,7 +69,7 @@ def room_of(
 ) -> Room:
     """Return the room for the runs of a plan; `ValueError` where they have none.
 
-    `folder` is that of the records, which the hosts of a cluster share.
+    `joined` are torchrun's ranks, if any. `folder` is that of the records, which hosts share.
     """
     ranks = args.ranks if joined is None else joined.world
     processes = max([ranks, *map(ranks_of, plan)])
@@ -80,8 +77,14 @@ def room_of(
     pool: Callable[..., WorkerPool] = WorkerPool
     devices, idle = tuple[str, ...](), ""
     if args.executor == "ray":
+        for name, value in (("--workers", args.workers), ("--devices", args.devices)):
+            require(value is None, f"{name} {value}: a Ray cluster has its own room; leave it out")
+        require(tier is not Tier.SYSTEMS, "--executor ray: measurements take this machine's device")
+        # `join_cluster` counts a host's devices.
+        require_ranks(ranks, tier, ("",) * ranks, plan)
+        require_writable(folder)
         needs = {"num_gpus" if tier in REAL_CHECKPOINTS else "num_cpus": ranks}
-        hosts, pool = _on_cluster(args, tier, plan, needs, folder), partial(RayPool, needs)
+        hosts, pool = join_cluster(folder, needs), partial(RayPool, needs)
     else:
         devices = devices_to_fill(tier, args.devices)
         require_ranks(ranks, tier, devices, plan)
@@ -90,13 +93,12 @@ def room_of(
             processes = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
             pool = partial(InPlace, joined)
         else:
-            count, full = len(devices), len(devices) // ranks * ranks
-            devices = tuple(",".join(devices[at : at + ranks]) for at in range(0, full, ranks))
+            count, left = len(devices), len(devices) % ranks
+            starts = range(0, count - left, ranks)
+            devices = tuple(",".join(devices[at : at + ranks]) for at in starts)
             at_once = len(devices) or (max(1, cpus // ranks) if tier is Tier.SMOKE else 1)
-            if count > full:
-                idle = (
-                    f"  idle      {count - full} of {count} devices: a run takes {ranks} (--ranks)"
-                )
+            if left:
+                idle = f"  idle      {left} of {count} devices: a run takes {ranks} (--ranks)"
         hosts = [(args.workers or at_once, cpus)]
         require_workers(tier, hosts[0][0], len(devices))
     # Of all hosts the one with the fewest CPUs for a process decides.
@@ -107,28 +109,9 @@ def room_of(
         devices=devices,
         ranks=ranks,
         stall=args.stall_timeout,
-        joined=joined,
         pool=pool,
         idle=idle,
     )
-
-
-def _on_cluster(
-    args: argparse.Namespace,
-    tier: Tier,
-    plan: Sequence[RunConfig],
-    needs: Mapping[str, int],
-    folder: Path,
-) -> list[tuple[int, int]]:
-    """Join a Ray cluster and look at it; see `join_cluster`."""
-    for name, value in (("--workers", args.workers), ("--devices", args.devices)):
-        require(value is None, f"{name} {value}: a Ray cluster has its own room; leave it out")
-    require(launched_ranks() == 1, "--executor ray: torchrun starts the ranks; leave one out")
-    require(tier is not Tier.SYSTEMS, "--executor ray: a measurement takes this machine's device")
-    # `join_cluster` counts a host's devices.
-    require_ranks(args.ranks, tier, ("",) * args.ranks, plan)
-    require_writable(folder)
-    return join_cluster(folder, needs)
 
 
 def visible_devices(named: str | None) -> tuple[str, ...]:

@@ -579,11 +579,11 @@ def test_bad_input_is_one_sentence():
         require_ranks(2, Tier.SMOKE, (), doses)
 
 
-def test_torchrun_and_ranks_do_not_go_together(monkeypatch):
+@pytest.mark.parametrize("flag", ["--ranks 2", "--executor ray"])
+def test_torchrun_and_another_launcher_do_not_go_together(monkeypatch, flag):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
-    line = ["run", "table1", "--tier", "smoke", "--ranks", "2"]
-    with pytest.raises(ValueError, match="--ranks 2: torchrun"):
-        main_run(build_parser().parse_args(line))
+    with pytest.raises(ValueError, match=f"{flag}: torchrun"):
+        main_run(build_parser().parse_args(["run", "table1", "--tier=smoke", *flag.split()]))
 
 
 def test_ranks_of_unlike_sources_are_refused():
