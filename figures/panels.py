@@ -30,9 +30,9 @@ class Panel:
         The paper's; empty in a panel that the paper does not have.
     runs
         Names of targets, several that go together between blanks; the first with records count.
-    metric
-        Of bars, with the model's size and the batch or rank in braces. Curves are of a record's
-        series of this name. `size` and `sigma` are computed, `gain` is a ratio of rollouts.
+    metric, point
+        Of bars a metric's name or quantity, and its point where columns do not say it. Curves are
+        of a record's series of this name. `size` and `sigma` are computed.
     files, cells, quantity
         Which cells of the paper: their files (else the picture's), how their rows (of bars:
         columns) or columns begin, and what they are of (bars).
@@ -46,6 +46,7 @@ class Panel:
     runs: tuple[str, ...] = ()
     series: tuple[Series, ...] = ()
     metric: str = "accuracy"
+    point: str = ""
     files: tuple[str, ...] = ()
     cells: str = ""
     quantity: str = ""
@@ -121,7 +122,7 @@ def _curves(
 
 
 def _bars(
-    title: str, model: str, unit: str, metric: str, cells: str, quantity: str, *runs: str
+    title: str, model: str, unit: str, metric: str, of: str, quantity: str, *runs: str, at: str = ""
 ) -> Panel:
     return Panel(
         title=title,
@@ -129,7 +130,8 @@ def _bars(
         unit=unit,
         runs=runs,
         metric=metric,
-        cells=cells,
+        point=at,
+        cells=of,
         quantity=quantity,
     )
 
@@ -144,24 +146,23 @@ _SETS = ("MATH500", "AIME24", "AIME25", "AMC23")
 _SCORES = (*((name, f"accuracy_{name.lower()}") for name in _SETS), ("Avg", "accuracy"))
 _TIMED = (("7B", _7B, "table3 table3_arms"), ("14B", _14B, "table3_14b"))
 _SPEEDUPS = (
-    ("model size", "GB", "size", "size"),
-    ("speedup, batch 2", _TIMES, "speedup_{size}_b2", "speedup_batch_2"),
-    ("speedup, batch 4", _TIMES, "speedup_{size}_b4", "speedup_batch_4"),
-    ("speedup, batch 8", _TIMES, "speedup_{size}_b8", "speedup_batch_8"),
+    ("model size", "GB", "size", "size", ""),
+    ("speedup, batch 2", _TIMES, "speedup", "speedup_batch_2", "batch 2"),
+    ("speedup, batch 4", _TIMES, "speedup", "speedup_batch_4", "batch 4"),
+    ("speedup, batch 8", _TIMES, "speedup", "speedup_batch_8", "batch 8"),
 )
 # The suite's steps recompute activations, as the paper's "w/ GC" do.
 _SPEED_TABLE = (
     ("Model size", "GB", "size", "size"),
-    ("Throughput, rollout phase", _RATE, "tokens_per_second_{size}_{n}", "rollout"),
-    ("Throughput, speedup", _TIMES, "gain_{size}_{n}", "rollout_ratio_printed"),
+    ("Throughput, rollout phase", _RATE, "rollout", "rollout"),
+    ("Throughput, speedup", _TIMES, "rollout", "rollout_ratio_printed"),
     ("E2E RL speedup, w/o GC", _TIMES, "", "e2e_speedup"),
-    ("E2E RL speedup, w/ GC", _TIMES, "speedup_{size}_b{n}", "e2e_speedup_checkpointed"),
-    ("E2E RL, w/ GC", "seconds per step", "step_seconds_{size}_b{n}", "e2e_seconds_checkpointed"),
+    ("E2E RL speedup, w/ GC", _TIMES, "speedup", "e2e_speedup_checkpointed"),
+    ("E2E RL, w/ GC", "seconds per step", "step_seconds", "e2e_seconds_checkpointed"),
 )
 _STEPS = {"table5": "table3_3b", "table6": "table3", "table7": "table3_14b", "table8": "table3_32b"}
-_ONE_ROW = "tokens_per_second_{size}_1"
-_RATE_8, _GAIN_8 = "tokens_per_second_7b_b8", "speedup_7b_b8"
-_SMALLER, _ARMS = "Not in the paper: a smaller model", "table3_arms"
+_ARMS, _TOKENS, _BATCH_8 = "table3_arms", "tokens_per_second", "batch 8"
+_SMALLER, _E2E = "Not in the paper: a smaller model", "End-to-end speed"
 _HIGH, _WIDE, _LOW, _WHOLE = (0.25, 0.85), (0.0, 0.6), (0.05, 0.5), (0.15, 0.95)
 _FLAT = (0.1, 0.3)
 _FORMATS, _THREE, _BOTH = (_NVFP4, _NF4, _MXFP4, _LORA), (_FULL, _QERL, _PLAIN), (_QERL, _PLAIN)
@@ -171,7 +172,7 @@ _COMPARED = (
     ("NF4", (_NVFP4, _MXFP4, _NF4)),
 )
 _RANKED = replace(
-    _bars("", "", _RATE, _ONE_ROW, "", "rollout", "figure11 table9"), files=("figure11", "table9")
+    _bars("", "", _RATE, "rollout", "", "rollout", "figure11 table9"), files=("figure11", "table9")
 )
 # A target and a panel of its picture.
 _PANELS = (
@@ -184,19 +185,19 @@ _PANELS = (
         for name, metric in _SCORES
     ),
     *(
-        ("table3", _bars(f"{size}: {title}", model, unit, metric, size, quantity, runs))
+        ("table3", _bars(f"{size}: {title}", model, unit, metric, size, quantity, runs, at=at))
         for size, model, runs in _TIMED
-        for title, unit, metric, quantity in _SPEEDUPS
+        for title, unit, metric, quantity, at in _SPEEDUPS
     ),
     *(
         (name, _bars(title, model, unit, metric, size, quantity, f"{name} {steps}"))
         for (size, model), (name, steps) in zip(_SIZES, _STEPS.items(), strict=True)
         for title, unit, metric, quantity in _SPEED_TABLE
     ),
-    ("table9", _bars("BF16 (Tokens/s)", _ALL, _RATE, _ONE_ROW, "BF16", "rollout", "table9")),
-    ("table9", _bars("NVFP4 (Tokens/s)", _ALL, _RATE, _ONE_ROW, "NVFP4", "rollout", "table9")),
-    ("figure1", _bars("Rollout", _7B, _RATE, _RATE_8, "7B", "rollout", _ARMS)),
-    ("figure1", _bars("End-to-end speed", _7B, _TIMES, _GAIN_8, "7B", "e2e_speedup", _ARMS)),
+    ("table9", _bars("BF16 (Tokens/s)", _ALL, _RATE, "rollout", "BF16", "rollout", "table9")),
+    ("table9", _bars("NVFP4 (Tokens/s)", _ALL, _RATE, "rollout", "NVFP4", "rollout", "table9")),
+    ("figure1", _bars("Rollout", _7B, _RATE, _TOKENS, "7B", "rollout", _ARMS, at=_BATCH_8)),
+    ("figure1", _bars(_E2E, _7B, _TIMES, "speedup", "7B", "e2e_speedup", _ARMS, at=_BATCH_8)),
     ("figure1", _bars("GSM8K", _7B, _RIGHT, "accuracy", "7B", "GSM8K", "table1")),
     ("figure1", _bars("MATH 500", _7B, _RIGHT, "accuracy_math500", "7B", "MATH500", "table2")),
     *(

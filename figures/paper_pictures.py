@@ -40,7 +40,8 @@ from repro.evidence.paper import PaperCell, every_cell, read_paper
 from repro.evidence.store import csv_text
 from repro.judge.check import Checked
 from repro.models.memory_plan import checkpoint_bytes
-from repro.report.systems_rates import absent_because, comparisons
+from repro.report.systems_rates import absent_because, comparisons, place_in_paper
+from repro.spec.claim import Metric
 from repro.spec.schedule import sigma_of_stage
 from repro.spec.shapes import shape_named
 from repro.spec.tier import Tier
@@ -49,10 +50,7 @@ from repro.targets import find
 
 Found = Mapping[str, Checked]
 _MARKERS = dict(zip(COLOURS, "v^DosP", strict=True))
-_AT = re.compile(r"(?:step|stage) (\d+)$")
-_VALUE_AT = re.compile(r"step of reward ([\d.]+)$")
 _NEEDLESS = re.compile(r"^(mark|step of the|step where it) | by step \d+$")
-_SIZE = re.compile(r"(?P<size>\d+B)(?: \w+ (?P<n>\d+))?")
 # What a picture needs to be understood, beside its origin.
 NOTES = {
     "figure15": "the paper's exponential points fall to 5e-4 by stage 6; its Eq. 8, computed here, "
@@ -130,10 +128,11 @@ def _points(panel: Panel, cell: PaperCell, known: set[str]) -> Iterator[Mark]:
     """Yield a cell's marks: for each series that its row names, else one of the whole panel."""
     row, place = (text.removeprefix(panel.cells).strip() for text in (cell.row, cell.column))
     x, y = (cell.value, None) if cell.unit == "steps" else (None, cell.value)
-    if at := _AT.match(place):
-        x = float(at[1])
-    elif at := _VALUE_AT.match(place):
-        y = float(at[1])
+    word, _, number = place.rpartition(" ")
+    if word in ("step", "stage"):
+        x = float(number)
+    elif word == "step of reward":
+        y = float(number)
     elif place == "start":
         x = 0.0
     unit = f"difference of {cell.unit}" if cell.quantity == "difference" else cell.unit
@@ -244,7 +243,7 @@ def _bar(panel: Panel, cell: PaperCell, checks: Sequence[Checked], to: Path) -> 
     here, model, origin = _measured(panel, cell, checks, to)
     mark = dataclasses.replace(mark, source="here", model=model, origin=origin, y=None)
     # Steps are timed again in one run; rates and accuracies are of seeds.
-    if panel.metric.startswith(("speedup", "step_")):
+    if panel.metric in ("speedup", "step_seconds"):
         mark = dataclasses.replace(mark, counted="timed repeats")
     if here is not None:
         mark = dataclasses.replace(mark, y=here.value, low=here.low, high=here.high, n=here.n)
@@ -255,34 +254,37 @@ def _measured(
     panel: Panel, cell: PaperCell, checks: Sequence[Checked], expected: Path
 ) -> tuple[Interval | None, str, str]:
     """Return the value of a cell's arm here, its model and origin; QLoRA is by bitsandbytes."""
-    at = _SIZE.fullmatch(cell.column)
-    size, n = (at["size"].lower(), at["n"]) if at else ("", None)
-    metric = panel.metric.format(size=size, n=n)
-    weights = cell.arm.partition("_")[0]
-    if metric == "size":
-        gigabytes = checkpoint_bytes(shape_named(size), weights) / 1e9  # type: ignore[arg-type]
+    column, weights = f"{cell.column} {panel.point}".lower().strip(), cell.arm.partition("_")[0]
+    if panel.metric == "size":
+        gigabytes = checkpoint_bytes(shape_named(column), weights) / 1e9  # type: ignore[arg-type]
         return Interval(value=gigabytes, low=None, high=None, n=1), _COMPUTED, "checkpoint_bytes"
-    if metric.startswith("speedup") and cell.arm == "bf16_lora":
+    if panel.metric == "speedup" and cell.arm == "bf16_lora":
         return Interval(value=1.0, low=None, high=None, n=1), _COMPUTED, "by definition"
-    arms = [cell.arm]
-    if not metric.startswith("accuracy"):
-        plain = cell.arm.removesuffix("_aqn") + (f"_r{n}" if "rank" in cell.column else "")
-        arms = [f"{plain}_bitsandbytes", plain]
-    for arm in arms:
-        for checked in checks:
-            interval = _interval(checked, arm, metric, expected)
-            if interval is not None:
-                return interval, _model(checked), _origin(checked, arm)
-    reasons = (absent_because(checked, arm, metric) for arm in arms for checked in checks)
+    place = column, cell.arm.removesuffix("_aqn")
+    gain = cell.quantity == "rollout_ratio_printed"
+    found = [
+        (checked, arm.name, metric)
+        for checked in checks
+        for arm in checked.selection.target.arms
+        for metric in checked.selection.target.metrics
+        if (metric.name, arm.name) == (panel.metric, cell.arm)
+        or (metric.quantity == panel.metric and place_in_paper(metric, arm) == place)
+    ]
+    found.sort(key=lambda one: "_bitsandbytes" not in one[1])
+    for checked, arm, metric in found:
+        interval = _interval(checked, arm, metric, expected if gain else None)
+        if interval is not None:
+            return interval, _model(checked), _origin(checked, arm)
+    reasons = (absent_because(checked, arm, metric.name) for checked, arm, metric in found)
     return None, "", next(filter(None, reasons), _NOT_RUN)
 
 
-def _interval(checked: Checked, arm: str, metric: str, expected: Path) -> Interval | None:
-    """Return the mean over seeds with its interval, or median and range of timed repeats."""
-    if metric.startswith("gain_"):
-        pairs = [pair for pair in comparisons(checked, expected) if pair.fast == arm]
-        return {f"gain_{pair.model}_{pair.place}": pair.ratio for pair in pairs}.get(metric)
-    by_seed = checked.evidence.values(metric).get(arm, {})
+def _interval(checked: Checked, arm: str, metric: Metric, expected: Path | None) -> Interval | None:
+    """Return the mean over seeds, the median of timed repeats, or with `expected` a rate's gain."""
+    if expected is not None:
+        ratios = {(p.fast, p.model, p.place): p.ratio for p in comparisons(checked, expected)}
+        return ratios.get((arm, metric.model, metric.batch))
+    by_seed = checked.evidence.values(metric.name).get(arm, {})
     numbers = [*by_seed.values()]
     if any(isinstance(key, tuple) for key in by_seed):
         ends = {"low": min(numbers), "high": max(numbers)}

@@ -16,7 +16,6 @@ from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, device_title, span
 from repro.report.systems_rates import (
-    RANK,
     comparisons,
     measured_rates,
     printed_speedup,
@@ -27,6 +26,7 @@ from repro.report.verdict_words import CLAIMS, Kind, all_bars, counted, kind_of,
 from repro.spec.claim import Metric
 from repro.spec.shapes import SHAPES
 from repro.targets.kernel_speed import KERNELS, SCALE, name_of
+from repro.targets.speed import unranked
 
 Writer = Callable[[], list[str]]
 SMALL_BATCHES = ("table5", "table6", "table7", "table8")
@@ -92,12 +92,12 @@ def _answer(checks: Sequence[Checked], expected: Path) -> list[str]:
         bars = [verdict for item in items for verdict in all_bars(item, expected)]
         met = sum(verdict.status == "reproduced" for verdict in bars)
         wrong = [
-            c
+            [unranked(item.selection.target.arm(arm)) for arm in claim.arms]
             for item in items
-            for c, v in item.statements()
+            for claim, v in item.statements()
             if v.status == "contradicted" and kind_of(v) is Kind.PAPER
         ]
-        ours = sum(any(RANK.sub("", arm) == _OWN_QLORA for arm in claim.arms) for claim in wrong)
+        ours = sum(_OWN_QLORA in arms for arms in wrong)
         which = "Those that fail" if ours == len(wrong) else f"{ours} of those that fail"
         aside = f" {which} compare QeRL with QLoRA on our own, faster kernels." if ours else ""
         lines += [
@@ -140,8 +140,7 @@ def _ratios_of(items: Sequence[Checked], expected: Path) -> dict[str, tuple[str,
             return {"bf16_lora_folded": ("", span(v.effect for v in stated), claims)}
         return {"bf16_lora": (paper, measured, claims)} if measured else {}
     cells = {}
-    # Without ranks in the arm's name.
-    for slow, pairs in grouped_by(compared, lambda pair: RANK.sub("", pair.slow)).items():
+    for slow, pairs in grouped_by(compared, lambda pair: pair.slow).items():
         verdicts = [pair.verdict for pair in pairs if pair.verdict is not None]
         claims = _counted_once([one for one in verdicts if kind_of(one) is not Kind.BAR])
         paper = span(pair.paper for pair in pairs)

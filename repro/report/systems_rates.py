@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,12 @@ from repro.evidence.verdicts.sizes import Pair
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import span
+from repro.spec.arm import Arm
 from repro.spec.claim import Metric
 from repro.spec.shapes import SHAPES
 from repro.spec.target import Target
+from repro.targets.speed import unranked
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
-
-RANK = re.compile(r"_r(\d+)(?=_|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class RatePair:
     model, place
         `7b`, and a batch or a LoRA rank.
     fast, slow
-        The names of the arms.
+        The names of the arms, without their rank.
     ratio
         Geometric mean of fast over slow, with its 95 % interval; of a claim the verdict's, which
         holds together with those of the target's other claims. None where either was not run.
@@ -97,21 +96,25 @@ def _pair(
     logs = [math.log(fast[seed] / slow[seed]) for seed in sorted(fast) if seed in slow]
     if not (logs or absent):
         return None
-    rank = RANK.search(arms[0])
-    place = int(rank[1]) if rank else metric.batch
-    column = f"{metric.model} rank {place}" if rank else f"{metric.model} {metric.point}"
-    # The paper's row is the same by whatever products.
-    rows = [RANK.sub("", arm).removesuffix("_bitsandbytes") for arm in arms]
-    cells = [printed.get((column, row)) for row in rows]
+    compared = [checked.selection.target.arm(arm) for arm in arms]
+    names = [unranked(arm) for arm in compared]
+    cells = [printed.get(place_in_paper(metric, arm)) for arm in compared]
     return RatePair(
         model=metric.model,
-        place=place,
-        fast=arms[0],
-        slow=arms[1],
+        place=metric.batch if names[0] == arms[0] else compared[0].lora_rank,
+        fast=names[0],
+        slow=names[1],
         ratio=_ratio(logs, verdict) if logs else None,
         paper=cells[0] / cells[1] if cells[0] and cells[1] else None,
         verdict=verdict,
     )
+
+
+def place_in_paper(metric: Metric, arm: Arm) -> tuple[str, str]:
+    """Return the paper's column, `7b batch 8` or `7b rank 16`, and arm, by whatever products."""
+    name = unranked(arm)
+    point = metric.point if name == arm.name else f"rank {arm.lora_rank}"
+    return f"{metric.model} {point}", name.removesuffix("_bitsandbytes")
 
 
 def absent_because(checked: Checked, arm: str, metric: str) -> str:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,12 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
     source, tier = checked.selection.source.name, checked.selection.tier.value
     known = any(one.name == source for one in TARGETS)
     command = f"python -m repro reproduce {source} --tier {tier}" if known else ""
+    every = product(target.arms, target.metrics)
+    of_bars = {f"{arm.name}.{metric.name}": ((arm.name,), metric.name) for arm, metric in every}
     rows = []
     for verdict in checked.verdicts:
         claim = claims.get(verdict.name) if verdict.about in ("claim", "mechanism") else None
-        arm, _, measured = verdict.name.partition(".")
-        arms, metric = (claim.arms, claim.metric) if claim else ((arm,), measured)
+        arms, metric = (claim.arms, claim.metric) if claim else of_bars[verdict.name]
         paper = verdict.paper
         if paper is None and verdict.about == "claim" and verdict.name in pairs:
             paper = pairs[verdict.name].paper

@@ -178,6 +178,11 @@ def at_rank(arm: Arm, rank: int) -> Arm:
     return variant(arm, f"r{rank}", f", rank {rank}", lora_rank=rank, lora_alpha=float(rank))
 
 
+def unranked(arm: Arm) -> str:
+    """Return the name of an arm without the rank that `at_rank` gave it, if it did."""
+    return arm.name.replace(f"_r{arm.lora_rank}", "")
+
+
 def _ranked(arm: Arm) -> tuple[Arm, ...]:
     return tuple(at_rank(arm, rank) for rank in RANKS)
 
