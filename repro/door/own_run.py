@@ -22,7 +22,7 @@ from repro.run.disk import size
 from repro.run.preflight import memory_of, memory_refusal, smallest_device, unfit
 from repro.run.select import Selection, model_source, revision_of
 from repro.spec.arm import DAPO, GRPO, GSPO, Arm, NoiseConfig
-from repro.spec.checks import all_of, require
+from repro.spec.checks import all_of, require, tried
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.needs import needs_of_checkpoint
 from repro.spec.settings import parse_settings
@@ -38,6 +38,7 @@ _TESTS = 10
 _LENGTHS = ("rollout.max_new_tokens", "evaluation.sampling.max_new_tokens")
 # What is tried in turn where a run needs too much memory.
 _SMALLER = (
+    {"arm.training": "lora"},
     {"arm.weight_format": "nvfp4"},
     {"arm.lora_rank": "8"},
     *(dict.fromkeys(_LENGTHS, tokens) for tokens in ("256", "128")),
@@ -134,8 +135,8 @@ def _ending(scale: TrainScale, until: float | None) -> TrainScale:
 def _require_memory(own: Target, run: RunConfig, ranks: int) -> None:
     """Raise `ValueError` where no row fits the GPU, or a CPU's RAM, with what would fit.
 
-    Settings are tried in their order, each beside those before it that helped. Fewer rows need no
-    less: one must fit, others wait.
+    Settings are tried in their order, each beside those before it that helped; those that the arm
+    refuses are left out. Fewer rows need no less: one must fit, others wait.
     """
     on_cpu, tier, device = run.tier == Tier.SMOKE.value, Tier(run.tier), smallest_device()
     refused = memory_refusal(run, ranks)
@@ -146,10 +147,13 @@ def _require_memory(own: Target, run: RunConfig, ranks: int) -> None:
     taken: dict[str, str] = {}
     for settings in _SMALLER:
         every = taken | settings
-        changed = with_overrides(own, tier, parse_settings([f"{k}={v}" for k, v in every.items()]))
-        tried = training_memory(changed.arms[0], changed.scales[tier], ranks, on_cpu=on_cpu)
-        if tried and tried.least < memory.least:
-            memory, taken = tried, every
+        texts = [f"{key}={value}" for key, value in every.items()]
+        (changed,), _ = tried(partial(with_overrides, own, tier, parse_settings(texts)))
+        if changed is None:  # such as 4 bits of an arm with a planted rounding
+            continue
+        less = training_memory(changed.arms[0], changed.scales[tier], ranks, on_cpu=on_cpu)
+        if less and less.least < memory.least:
+            memory, taken = less, every
         if memory.least <= room:
             break
     words = " ".join(f"--set {k}={v}" for k, v in taken.items()) or "its smallest setting"

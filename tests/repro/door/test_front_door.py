@@ -185,8 +185,8 @@ def test_a_card_that_cannot_train_is_refused_rather_than_left_idle(monkeypatch):
         (12, 99, "--format bf16", "has 12.0 GB; --set arm.weight_format=nvfp4 needs|which fits"),
         (8.65, 99, "", "arm.lora_rank=8 --set rollout.max_new_tokens=256|, which fits"),
         (8, 99, "--set arm.lora_rank=4", "rollout.max_new_tokens=128|a model of 3b would fit"),
-        (0.5, 99, "", "no size of 135m"),
-        (0, 16, "--format bf16", "of RAM|16.0 GB; --set arm.weight_format=nvfp4 needs|which fits"),
+        (0.5, 99, "--format bf16 --set arm.rounding.format=nvfp4", "no size of 135m"),
+        (0, 16, "--format bf16 --set arm.training=full", "RAM|lora --set arm.weight_f|which fits"),
         (0, 4, "", "of RAM|--set arm.lora_rank=8 needs|a model of 1.5b would fit"),
     ],
 )
