@@ -1,9 +1,8 @@
 """Malformed input of every kind gives the project's named error, and never another exception.
 
 Some 2,500 cases in all; ten times as many with `REPRO_FUZZ=nightly`. Files are made from good ones
-by cutting, flipping and inserting bytes and by replacing values of their JSON, since random bytes
-alone seldom pass the first check. Statistics are compared with SciPy's and statsmodels' on random
-samples.
+by cutting, flipping and inserting bytes and by replacing values of their JSON: random bytes seldom
+pass the first check. Statistics of random samples are compared with SciPy's and statsmodels'.
 """
 
 import copy

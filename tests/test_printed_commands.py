@@ -105,7 +105,7 @@ def test_enough_commands_are_found():
 
 def stands_alone(one):
     """Whether a command reads neither runs nor a checkpoint of the reader's, nor a device."""
-    if one.words[0] in ("list", "environment"):
+    if one.words[0] in ("list", "environment", "memory"):
         return True
     if one.words[0] == "plan":
         return "--config" not in one.words

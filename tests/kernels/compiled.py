@@ -6,9 +6,8 @@ The wrappers are called with CPU tensors of Qwen2.5's shapes. In place of a laun
 compiled for the card with the ptxas of Triton's own package, and asked for its shared memory, its
 registers, and what it spills because they do not suffice. Lines of JSON.
 
-Easy to get wrong: on CPU tensors wrappers widen products to float32 (for Triton's interpreter,
-whose bfloat16 products are wrong), as no card does; and where `TRITON_INTERPRET` is set nothing is
-compiled at all. So a process of its own compiles, without it.
+Easy to get wrong: on CPU tensors wrappers widen products to float32 for Triton's interpreter, and
+where `TRITON_INTERPRET` is set nothing is compiled. So a process of its own compiles, without it.
 """
 
 from __future__ import annotations

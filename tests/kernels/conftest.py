@@ -3,7 +3,6 @@
 `assert_bitwise`       where the format leaves no freedom: codes, scales, dequantised values.
 `assert_within_twice`  everywhere else: the error against an exact result (computed in float64 or
                        float32) may be at most twice the error of plain PyTorch in the same type.
-                       No tolerance is typed at a call.
 """
 
 import torch

@@ -2,8 +2,7 @@
 
 Weights are drawn as codes and scales, not quantised, so that every code (minus zero too) meets
 every scale: zero, subnormal, largest. What `torch.empty` returns is poisoned (tests/conftest.py),
-so an element that nobody writes fails. Errors are against float32 products with the dequantised
-weight.
+so an element that nobody writes fails. Errors are against float32 products of dequantised weights.
 """
 
 import functools

@@ -53,8 +53,7 @@ def uncollected_garbage():
 def forked_workers():
     """Fork workers off a process that has imported what training needs: 9 s less for each.
 
-    For tests of what runs leave, and of workers that die or get signals once they are at work. How
-    they start, with the limits and blocked signals of their parent, needs a command's own workers.
+    For tests of what runs leave and of workers that die or get signals at work, not of their start.
     Beside a GPU workers start afresh: what the server imports begins CUDA, which no fork survives.
     """
     if torch.cuda.is_available():

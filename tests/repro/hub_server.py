@@ -39,8 +39,7 @@ ANSWERS = {
 class Fault:
     """What the server does, `times` times, to requests whose path holds `match`.
 
-    Beside those of `ANSWERS`, a kind is `cut` (the connection, half-way), `silent`, `portal` (a
-    login page) or `changed` (other bytes, of the same number).
+    Beside `ANSWERS`, a kind is `cut` (half-way), `silent`, `portal` (a login page) or `changed`.
     """
 
     kind: str

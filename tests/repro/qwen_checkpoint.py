@@ -39,8 +39,7 @@ _TEMPLATE = (
     "{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
-# Small enough for tests, large enough for every format's blocks; the vocabulary is padded beyond
-# the tokenizer's, as Qwen2.5's is.
+# Large enough for every format's blocks; the vocabulary is padded, as Qwen2.5's is.
 SMALL: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 64,

@@ -22,9 +22,11 @@ from repro.spec.tier import CudaDevice, Tier
 from repro.targets import TARGETS
 from tests.repro.conftest import forked_workers
 from tests.said import unsaid
+from tests.test_printed_commands import printed
 
 SMALL = ("steps=3", "optimizer.warmup_steps=1", "prompts_per_rollout=4", "data.test_problems=8")
-LINE = ("--model", "tiny", "--data", "generated", *(w for text in SMALL for w in ("--set", text)))
+(PAGE, *_) = (one.words for one in printed("README.md") if one.words[0] == "train")
+LINE = (*PAGE[1 : PAGE.index("--out")], *(w for text in SMALL for w in ("--set", text)))
 SETTINGS = dict(text.split("=") for text in SMALL)
 
 
@@ -80,12 +82,26 @@ def test_a_second_call_from_python_trains_nothing_and_keeps_the_export(trained, 
         repro.train("tiny", "generated", settings=SETTINGS, runs="runs", out="another")
 
 
+def test_commands_of_the_page_on_what_was_trained_end_as_it_says(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (run,) = (trained / "runs").glob("smoke/*/*/seed-0/*/")
+    Path("mine.csv").write_text("prompt,gold\nWhat is 3 + 4?,7\n")
+    stands_for = {"RUN": run, "gsm8k": "generated", "gsm8k,math500": "generated"}
+    few = {"evaluate": ("--limit", "1", "--tokens", "8", "--template", "tiny")}
+    done = "(evaluate|export|quantize) (?!.*--revision)"  # which is of hub names alone
+    lines = [one for one in printed("docs/train.md") if re.match(done, str(one))]
+    for one in lines:
+        models = (TINY_FOLDER if re.search("Qwen|gguf", word) else word for word in one.words)
+        words = [str(stands_for.get(word, word)) for word in models]
+        assert main([*words, *few.get(words[0], ())]) == one.status, one
+    assert len(lines) >= 7
+
+
 def test_the_adapter_is_evaluated_and_its_base_quantised_from_python(trained, tmp_path):
     sets = repro.evaluate(
         adapter=trained / "adapter", data="generated", limit=4, template="tiny", tokens=32
     )
-    accuracy = sets["generated"]["accuracy"]
-    assert 0 <= accuracy <= 100
+    assert 0 <= sets["generated"]["accuracy"] <= 100
     assert (repro.quantize(TINY_FOLDER, tmp_path / "nvfp4") / "config.json").is_file()
     with pytest.raises(ValueError, match="int3"):
         repro.quantize(TINY_FOLDER, tmp_path / "int3", format="int3")
@@ -199,6 +215,5 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would(
         monkeypatch.setattr(Tier, "missing", lambda tier: None)
         device = CudaDevice(name="a card", capability=(8, 9), memory_bytes=int(card * 10**9))
         monkeypatch.setattr("repro.run.preflight.cuda_devices", lambda: (device,))
-    line = f"train --model Qwen/Qwen2.5-7B-Instruct --data gsm8k {flags}"
-    assert main(line.split()) == 2
+    assert main(f"train --model Qwen/Qwen2.5-7B-Instruct --data gsm8k {flags}".split()) == 2
     assert unsaid(capsys.readouterr().err, words) == []

@@ -31,8 +31,7 @@ POINT = ThroughputPoint(
 RATE = "tokens_per_second_3b_64"
 # Keys and values of a row of 320 tokens: 36 blocks, 256 channels each, two bytes.
 ROW_BYTES = 320 * 36 * 2 * 256 * 2
-# Of the 16-bit arm: all memory used up at once and kept, or the plan switched off, so that it tries
-# more rows than there is memory for.
+# Of the 16-bit arm: all memory used up and kept, or no plan, so that it tries too many rows.
 FAKE = """
 import torch
 from repro.run import carry_out as recording

@@ -129,8 +129,7 @@ def test_out_of_memory_counts_no_gradient_twice(rows, in_double, run_of, monkeyp
         raise torch.OutOfMemoryError("planted")
 
     def head(hidden, *rest):
-        # The second micro-batch fails half-way: the first one's gradients are there by then, and
-        # those of the last block's output side of the second.
+        # The second micro-batch fails half-way, when gradients of its last block are there, too.
         if next(calls) == 2:
             hidden.register_hook(fail)
         return exact_head(hidden, *rest)

@@ -27,8 +27,7 @@ GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=32)
 def test_rows_draw_what_the_plain_sampler_draws_from_the_same_seeds(
     make_policy, architecture, weight_format, sampling
 ):
-    # Which are those of transformers (test_torch_sampler). With another seed a token may lie on the
-    # very edge of a filter, and fall to either side.
+    # With another seed a token may lie on the very edge of a filter, and fall to either side.
     policy = make_policy(architecture, weight_format, seed=1)
     prompts, seeds = prompts_of([9, 1, 23]), list(range(12))
     engine = Engine(policy, small()).sample(prompts, sampling, group_size=4, seeds=seeds)

@@ -21,12 +21,10 @@ CONFIG = EngineConfig(
 )
 # The third fills more than a tile of 64 tokens, new and cached, and more than one chunk.
 PROMPTS = [[(7 * i + j) % 97 for j in range(n)] for i, n in enumerate((3, 1, 70, 9))]
-# Temperature, prompts, limits. Temperature matters in the draw alone, so greedy rows need no long
-# prompts and few tokens. What Llama has of its own is in the products, so it needs no more than
-# those rows; and Qwen3's is in rotations and attention, in prefills of both sizes and in decoding:
-# it needs a long prompt and a short, and the third token after 70 begins a block. Of Qwen2's rows,
-# whose prompts fill no tile, one decodes for two rounds; the others end sooner, so that rows that
-# wait begin beside it, and it ends alone.
+# Temperature, prompts, limits. Temperature matters in the draw alone: greedy rows are short. What
+# Llama has of its own is in the products, for which those rows do. Qwen3's is in rotations and
+# attention, in prefills of both sizes and in decoding: the third token after 70 begins a block. Of
+# Qwen2's rows one decodes for two rounds and ends alone; rows that wait begin beside it.
 WAYS = {
     "qwen2": (0.8, [*PROMPTS[:2], PROMPTS[2][:20], PROMPTS[3]], [1, 3, 5, 2, 1, 6, 3, 2]),
     "qwen3": (0.8, PROMPTS[2:], [3, 1, 1, 2]),

@@ -1,9 +1,8 @@
 """The vLLM sampler against vLLM itself: tokens, log-probabilities, adapters, noise, seeds, ends.
 
 Needs vLLM; its CPU build will do (`nox -s vllm`). The policy is the trained one of the package, in
-float32, so that the plain sampler's greedy tokens must be vLLM's own; the folder that vLLM loads
-has no tokenizer here, and a `generation_config.json` that names end tokens which the policy has
-not.
+float32, so that the plain sampler's greedy tokens must be vLLM's own. vLLM's folder has no
+tokenizer, and a `generation_config.json` with end tokens that the policy has not.
 """
 
 import dataclasses

@@ -110,8 +110,7 @@ def test_answers_are_needed_by_a_reward_that_asks_and_a_run_that_ends_by_them(
     Path(f"{module}.py").write_text("\n".join(functions))
     Path("tales.csv").write_text("\n".join(["prompt", *(f"Tell tale {n}." for n in range(40))]))
     for n, asks in enumerate(asking.values()):
-        run = with_value(_plan("tales.csv")[-1], "scale.evaluation.until", until)
-        run = with_value(run, "arm.reward", "task")
+        run = with_value(_plan("tales.csv")[1], "scale.evaluation.until", until)
         run = with_value(run, "arm.reward_function", reward_named(f"{module}:of_{n}"))
         if asks or until:
             with pytest.raises(DataError, match="`answer` is missing"):

@@ -19,8 +19,7 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none"),
 ]
-# Adds numbers up on the device; the first run's first attempt reads beside a tensor on it, which
-# spoils the context of its process.
+# The first run's first attempt reads beside a tensor, which spoils its process's device context.
 SPOILING = """
 import os
 from datetime import UTC, datetime
