@@ -16,7 +16,7 @@ import pytest
 
 from repro.__main__ import main
 from repro.data.load import load_problems, source_named
-from repro.data.problem import DataError
+from repro.data.problem import DataError, require_answers
 from repro.data.public import PUBLIC_SETS
 from repro.models.checkpoint import digests_of_read, resolve
 from repro.models.files.adapter_files import load_adapted, read_adapter, save_adapter
@@ -230,7 +230,7 @@ def test_a_set_without_a_card_is_read_as_its_files_are_called(hub):
 )
 def test_a_set_of_the_hub_that_is_not_there_is_a_sentence(name, said, hub):
     with pytest.raises(DataError, match=said):
-        load_problems(DataConfig(source=source_named(name)), "train")
+        require_answers(load_problems(DataConfig(source=source_named(name)), "train"))
 
 
 @pytest.mark.parametrize("kind", sorted(ANSWERS))
