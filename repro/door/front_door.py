@@ -374,6 +374,9 @@ def _end_lines(
     asked += ["--columns", args.columns] if args.columns else []
     asked += ["--limit", "100"] if is_generated(run.scale.data.source) else []
     merged = [str(trained.folder), f"{trained.out or 'my-model'}-merged", "--as", "merged"]
+    following = [["export", *merged]]
+    if trained.accuracy_after is not None:
+        following.insert(0, asked)
     rewards = [value for value in record.series.get("reward", ()) if value is not None]
     edge = max(1, min(_EDGE, len(rewards) // 2))
     if rewards:
@@ -385,11 +388,7 @@ def _end_lines(
         f"{percent(trained.accuracy_after)} after {trained.steps} steps{minutes}.",
         f"The adapter is in {adapter}, the run in {trained.folder}.",
         "Next:",
-        *(
-            [f"  python -m repro evaluate {shlex.join(asked)}"]
-            * (trained.accuracy_after is not None)
-        ),
-        f"  python -m repro export {shlex.join(merged)}",
+        *(f"  python -m repro {shlex.join(command)}" for command in following),
     ]
 
 

@@ -137,9 +137,8 @@ def _prepared(
         ranks, workers = room.ranks, room.workers
         left, _ = fit_runs(standing_of(plan, folder).left, partial(refusal, ranks=ranks))
         full = disk_refusal(selection.source.needs_at(tier), left, workers, folder)
-        require(
-            full is None, f"{selection.target.name}, {tier.value} tier: " * (not own) + f"{full}"
-        )
+        prefix = "" if own else f"{selection.target.name}, {tier.value} tier: "
+        require(full is None, f"{prefix}{full}")
         others = "" if args.tier or own else other_tiers(selection.source, tier)
         text = own[1] if own else plan_text(selection, plan, folder, expected, workers, ranks)
         for part in filter(None, (others, text, room.idle, *notes)):
@@ -159,7 +158,8 @@ def require_ready(selection: Selection, *, here: bool = True, named: bool = True
     elif tier not in source.scales:
         missing = source.not_runnable(tier)
     at = f", {tier.value} tier" if source.scales else ""
-    require(missing is None, f"{selection.target.name}{at}: " * named + str(missing))
+    prefix = f"{selection.target.name}{at}: " if named else ""
+    require(missing is None, f"{prefix}{missing}")
 
 
 @dataclass(slots=True, kw_only=True)
