@@ -92,6 +92,7 @@ def _parts(args: argparse.Namespace, *, on_gpu: bool) -> tuple[Arm, TrainScale]:
         partial(parse_columns, columns),
         partial(require_hub_name, args.model, args.revision),
         lambda: require(steps is None or steps >= 1, f"steps is {steps}; needs 1 or more"),
+        lambda: require(args.seed >= 0, f"seed is {args.seed}; needs 0 or more"),
         lambda: require(
             until is None or 0 < until <= 100,
             f"until is {until}; needs a percentage above 0 and at most 100",
@@ -176,7 +177,7 @@ def request_text(selection: Selection, folder: Path, ranks: int) -> str:
     (run,) = selection.plan()
     arm, scale = run.arm, run.scale
     device = smallest_device()
-    where, memory = "a CPU, as no GPU was found", training_memory(arm, scale, on_cpu=True)
+    where, memory = "a CPU, as no GPU was found", training_memory(arm, scale, ranks, on_cpu=True)
     if memory is not None:
         where += f"; at least {size(memory.least)} of {size(host_bytes())} of RAM"
     if run.tier != Tier.SMOKE.value and device is not None:

@@ -421,13 +421,21 @@ def fit_slots(step: StepShape, budget: int) -> StepShape:
 class TrainingMemory:
     """What a run of an arm at a scale takes of a device; its step has micro-batches of one row.
 
-    `served` are the bytes of vLLM beside them, its copy of the base among them; its cache is in the
-    plan. `on_cpu` tells whether RAM is taken, where only `least` is planned.
+    `in_vllm` tells whether vLLM samples. `sharing` is how many ranks share a CPU's RAM, where only
+    `least` is planned; it is 0 on GPUs.
     """
 
     step: StepShape
-    served: int
-    on_cpu: bool = False
+    in_vllm: bool = False
+    sharing: int = 0
+
+    @property
+    def served(self) -> int:
+        """Bytes of vLLM beside the run, its copy of the base among them, without its cache."""
+        if not self.in_vllm:
+            return 0
+        plan = plan_memory(self.step).rollout
+        return plan["weights"] + plan["embeddings"] + _SERVING_BYTES
 
     @property
     def least(self) -> int:
@@ -436,7 +444,9 @@ class TrainingMemory:
         stored = plan.update["embeddings"]
         stored += plan.update["weights"] * (self.step.weight_format == "bf16")
         widened = -stored if self.step.full_over else stored  # of full training masters are all
-        return plan.peak + self.served + widened * self.on_cpu
+        if self.sharing:
+            return (plan.peak + self.served + widened) * self.sharing
+        return plan.peak + self.served
 
     def fitting(self, device_bytes: int) -> StepShape:
         """Return the step with micro-batches and kept blocks for a device of so many bytes."""
@@ -467,7 +477,7 @@ class TrainingMemory:
 def training_memory(
     arm: Arm, scale: TrainScale, ranks: int = 1, *, on_cpu: bool = False
 ) -> TrainingMemory | None:
-    """Return the memory of a run on each device of its ranks; None where the shape is not known."""
+    """Return what each GPU of a run's ranks holds, or a CPU's RAM; None where no shape is known."""
     shape = shape_of_checkpoint(scale.checkpoint)
     if shape is None:
         return None
@@ -488,8 +498,5 @@ def training_memory(
         full_over=ranks if arm.training == "full" else 0,
         rollout_adapter=arm.rollout_adapter,
     )
-    served = 0
-    if scale.sampler == "vllm":
-        plan = plan_memory(step).rollout
-        served = plan["weights"] + plan["embeddings"] + _SERVING_BYTES
-    return TrainingMemory(step=step, served=served, on_cpu=on_cpu)
+    in_vllm, sharing = scale.sampler == "vllm", ranks if on_cpu else 0
+    return TrainingMemory(step=step, in_vllm=in_vllm, sharing=sharing)

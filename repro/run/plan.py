@@ -45,7 +45,7 @@ from repro.spec.needs import Needs
 from repro.spec.settings import settings_text
 from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.target import other_tiers
-from repro.spec.tier import REAL_CHECKPOINTS, Tier
+from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,11 @@ class BlessedTimes:
 
 
 def main_plan(args: argparse.Namespace) -> int:
-    """Print the plan of what a command line selects; return 2 where no run fits this machine."""
-    status = 0
+    """Print the plan of what a command line selects; return 2 where this machine can make no run.
+
+    Without a GPU, a plan for one is a plan for another machine.
+    """
+    possible = []
     folder, expected = runs_folder(args.runs), expected_folder(args.expected)
     texts = []
     for selection in selections_of(args):
@@ -78,12 +81,12 @@ def main_plan(args: argparse.Namespace) -> int:
         texts += [others] if others else []
         text = plan_text(selection, runs, folder, expected)
         left = standing_of(runs, folder).left
-        fits_none = left and not fit_runs(left, refusal)[0]
-        if fits_none and machine_refusal(source, tier) is None:
-            status = 2
+        elsewhere = tier is not Tier.SMOKE and not cuda_devices()
+        able = machine_refusal(source, tier) is None and fit_runs(left, refusal)[0]
+        possible.append(bool(elsewhere or able or not left))
         texts.append("\n".join([text, *data_lines(runs, named=False)]))
     sys.stdout.write("\n\n".join(texts) + "\n")
-    return status
+    return 0 if any(possible) or not possible else 2
 
 
 def plan_text(

@@ -315,7 +315,7 @@ def memory_refusal(run: RunConfig, ranks: int = 1) -> str | None:
         return None
     if run.tier != Tier.SMOKE.value:
         return memory_of(run.arm, run.scale, ranks)[1]
-    memory = training_memory(run.arm, run.scale, on_cpu=True)
+    memory = training_memory(run.arm, run.scale, ranks, on_cpu=True)
     if memory is None or memory.least <= host_bytes():
         return None
     return (

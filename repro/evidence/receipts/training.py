@@ -134,7 +134,7 @@ def at_start(record: Record) -> Iterator[str]:
 def answers(record: Record) -> Iterator[str]:
     """Yield the test sets that were not evaluated, or of which too many answers were dropped.
 
-    Any number may be dropped where a user's reward pays, which needs no golds.
+    Any number may be dropped where nothing needs golds (`_needs_golds`).
     """
     tallies = record.facts.get("answers")
     if tallies is None:
@@ -152,8 +152,15 @@ def answers(record: Record) -> Iterator[str]:
     for name, tally in tallies.items():
         problems, dropped = sum(tally["right"]), tally["dropped"]
         graded = problems and dropped <= DROPPED_MOST * (problems + dropped)
-        if not graded and not record.config["arm"].get("reward_function"):
+        if not graded and _needs_golds(record):
             yield f"facts.answers.{name}.dropped is {dropped} beside {problems} graded"
+
+
+def _needs_golds(record: Record) -> bool:
+    """Whether grades pay, or decide over a run as it goes; a user's own reward needs no golds."""
+    tests = record.config["scale"]["evaluation"]
+    decided = any(tests.get(name) for name in ("every", "until", "test_at"))
+    return decided or not record.config["arm"].get("reward_function")
 
 
 def grades(record: Record) -> Iterator[str]:
@@ -164,7 +171,7 @@ def grades(record: Record) -> Iterator[str]:
         return
     total, late = sum(given.values()), given.get("timeout", 0)
     dropped = given.get("unparsable_gold", 0) + given.get("error", 0)
-    if dropped > DROPPED_MOST * total and not record.config["arm"].get("reward_function"):
+    if dropped > DROPPED_MOST * total and _needs_golds(record):
         yield f"facts.grades: {dropped} of {total} were dropped; at most 1 % may be"
     if late > DROPPED_MOST * total:
         yield f"facts.grades: {late} of {total} were over the time limit; at most 1 % may be"

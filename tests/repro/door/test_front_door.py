@@ -145,7 +145,7 @@ def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(tmp_path, ca
         ("--columns answer=gold", "leave it out"),
         ("--until 120", "until is 120"),
         ("--until 0", "until is 0"),
-        ("--seed -1", "-1"),
+        ("--seed -1", "seed is -1"),
         ("--revision v1", "--revision v1"),
         ("--aqn --steps 1 --set steps=1", "no noise"),
         ("--data {folder}/unanswered.csv", "`answer` is missing"),
@@ -203,6 +203,7 @@ def test_a_card_that_cannot_train_is_refused_rather_than_left_idle(monkeypatch):
         (8, 99, "--set arm.lora_rank=4", "rollout.max_new_tokens=128|a model of 3b would fit"),
         (0.5, 99, "--format bf16 --set arm.rounding.format=nvfp4", "no size of 135m"),
         (0, 16, "--format bf16 --set arm.training=full", "RAM|lora --set arm.weight_f|which fits"),
+        (0, 16, "--ranks 2", "at least 24.1 GB of RAM|a model of 3b would fit"),
         (0, 4, "", "of RAM|--set arm.lora_rank=8 needs|a model of 1.5b would fit"),
     ],
 )

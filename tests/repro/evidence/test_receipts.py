@@ -72,6 +72,15 @@ def test_a_record_of_what_was_not_done_is_no_evidence(arm, changes, words):
     assert any(words in reason for reason in reasons), reasons
 
 
+@pytest.mark.parametrize("tests", [{}, {"every": 4}, {"until": 50.0}, {"test_at": [4]}])
+def test_with_a_reward_of_ones_own_golds_count_only_where_grades_decide(tests):
+    record = showing(honest_record(RUNS["bf16_lora"]), {"grades": {"ok": 9, "error": 1}})
+    arm, scale = (record.config[name] for name in ("arm", "scale"))
+    scale |= {"evaluation": scale["evaluation"] | {"every": 0} | tests}
+    record.config["arm"] = arm | {"reward_function": {"module": "short", "function": "reward"}}
+    assert any("were dropped" in reason for reason in violations(record)) is bool(tests)
+
+
 @pytest.mark.parametrize(("arm", "seed"), [("nvfp4_lora_aqn", 0), ("bf16", 1)])
 def test_real_records_are_evidence(smoke_runs, arm, seed):
     assert violations(read_record(place(smoke_runs, arm, seed))) == []

@@ -26,6 +26,7 @@ from repro.rollout.vllm_sampler import VllmSampler, served_folder
 from repro.run.preflight import refusal
 from repro.spec.arm import PlantedRounding
 from repro.spec.config import SamplingConfig
+from repro.spec.shapes import SHAPES
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.spec.variants import with_overrides, with_steps
@@ -238,6 +239,8 @@ def test_the_plan_holds_a_second_copy_and_gives_vllm_the_cache():
     own = training_memory(arm, scale)
     served = training_memory(arm, dataclasses.replace(scale, sampler="vllm"))
     assert served.least - own.least == served.served > 5e9
+    step = dataclasses.replace(served.step, shape=SHAPES["0.5b"])
+    assert dataclasses.replace(served, step=step).served < served.served
     device = 80 * 10**9
     assert own.peak(device) < served.peak(device) < device
     assert served.served < served.served_share(device) * device < 0.6 * device

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from repro.__main__ import main
-from repro.run import preflight, present_card
+from repro.run import plan, preflight, present_card
 from repro.spec import tier as tiers
 from repro.spec.tier import CudaDevice
 from tests.said import unsaid
@@ -20,7 +20,7 @@ def card(monkeypatch, request):
     device = getattr(request, "param", RTX4090)
     if not isinstance(device, CudaDevice):  # gigabytes
         device = dataclasses.replace(RTX4090, memory_bytes=int(device * 10**9))
-    for module in (tiers, preflight):
+    for module in (tiers, preflight, plan):
         monkeypatch.setattr(module, "cuda_devices", lambda: (device,))
     return device
 
@@ -42,7 +42,7 @@ def test_a_torch_without_cuda_is_named_before_a_record_is_made(tmp_path, capsys)
     assert main(["run", *line]) == 2
     assert unsaid(capsys.readouterr().err, "RTX 4090|without CUDA") == []
     assert not list(tmp_path.iterdir())
-    assert unsaid(planned(capsys, *line), "cannot run|torch") == []
+    assert unsaid(planned(capsys, *line, status=2), "cannot run|torch") == []
 
 
 @pytest.mark.usefixtures("card")
@@ -53,6 +53,14 @@ def test_the_reason_is_the_last_line_that_torch_leaves(monkeypatch):
     said = present_card.torch_refusal()
     present_card._torch_fault.cache_clear()
     assert "is too old (11040)" in said
+
+
+@pytest.mark.usefixtures("fitting_torch")
+@pytest.mark.parametrize(("card", "status"), [(6, 2), (16, 0)], indirect=["card"])
+def test_a_plan_ends_with_2_where_the_card_can_make_no_run(card, status, tmp_path, capsys):
+    at = ["--tier", "paper", "--runs", str(tmp_path)]
+    planned(capsys, "table2_32b", *at, status=2)
+    planned(capsys, "table1", "table2_32b", *at, status=status)
 
 
 @pytest.mark.usefixtures("card", "fitting_torch")
