@@ -1,8 +1,7 @@
 """Malformed input of every kind gives the project's named error, and never another exception.
 
-Some 2,500 cases in all; ten times as many with `REPRO_FUZZ=nightly`. Files are made from good ones
-by cutting, flipping and inserting bytes and by replacing values of their JSON: random bytes seldom
-pass the first check. Statistics of random samples are compared with SciPy's and statsmodels'.
+Some 2,500 cases in all; ten times as many with `REPRO_FUZZ=nightly`. Files are made from good ones:
+random bytes seldom pass the first check. Statistics are compared with SciPy's and statsmodels'.
 """
 
 import copy

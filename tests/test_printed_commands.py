@@ -1,7 +1,6 @@
 """Every command that a page prints is understood and ends with the status that the page says.
 
-What reads stored records or plans is run here. What measures needs a GPU or hours: its last line
-and status are those of a check of the stored records.
+What measures needs a GPU or hours: its last line is that of a check of the stored records.
 """
 
 import re

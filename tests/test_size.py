@@ -1,9 +1,7 @@
 """Files of at most 700 lines, functions of at most 60 besides their docstring; a budget for all.
 
-A file is split where a job ends; the limit is for files that have grown several. What is cut of
-the whole is taken off its budget, which never passes the bounds; what is added shows in the diff.
-
-Bodies of GPU kernels are exempt: they are one straight line of phases.
+What is cut of the whole is taken off its budget, which never passes the bounds; what is added shows
+in the diff. Bodies of GPU kernels are exempt: they are one straight line of phases.
 """
 
 import ast

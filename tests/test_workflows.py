@@ -1,8 +1,4 @@
-"""The workflows: each step is a session that a person can run, and actionlint is content.
-
-What a step does is then tested where its session is; a workflow holds nothing of its own but the
-order, the rights and the machines.
-"""
+"""The workflows: each step is a session that a person can run, and actionlint is content."""
 
 import ast
 import re

@@ -23,7 +23,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -47,6 +47,11 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "solution": ("solution",),
     "level": ("level",),
     "source": ("source",),
+}
+# Whether a value is one of a role that may be absent.
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("solution", "source"), lambda value: isinstance(value, str)),
+    "level": lambda value: type(value) is int or bool(_LEVEL.fullmatch(str(value))),
 }
 Split = Literal["train", "development", "test"]
 _NEEDED = ("question", "answer")
@@ -137,6 +142,9 @@ def _columns_of(row: Mapping[str, Any], columns: Mapping[str, str], where: str) 
         found.pop("solution", None)
     if "question" not in found:
         raise _missing("question", row, where)
+    for role, reads in _KINDS.items():  # such a column, not named by its role, is the user's own
+        if role in found and role not in columns and not reads(row[found[role]]):
+            found.pop(role)
     return found
 
 

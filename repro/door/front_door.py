@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from repro.data.load import is_generated
+from repro.data.load import is_generated, is_own
 from repro.door.command_line import build_parser
 from repro.door.own_run import request_text, selection_of
 from repro.evaluation.flags import require_asking, require_outside, require_writing
@@ -150,7 +150,9 @@ def train(
     flags |= {"ranks": ranks, "until": until, "out": out, "steps": steps, "seed": seed}
     flags |= {"revision": revision, "runs": runs}
     flags["reward"] = _function_named(reward) if callable(reward) else reward
-    flags["set"] = [f"{key}={_text(value)}" for key, value in (settings or {}).items()]
+    items = (settings or {}).items()
+    texts = {k: v if isinstance(v, str) else json.dumps(v, default=str) for k, v in items}
+    flags["set"] = [f"{key}={text}" for key, text in texts.items()]
     status, trained = _carry_out(_line("train", **flags))
     if status == INTERRUPTED:
         raise KeyboardInterrupt
@@ -201,6 +203,7 @@ def evaluate(
     data: str,
     adapter: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
+    held_out: bool = False,
     limit: int | None = None,
     samples: int = 1,
     temperature: float = 0.6,
@@ -223,6 +226,8 @@ def evaluate(
         Data sets by name, or files and folders, comma-separated; their test splits.
     adapter
         An adapter's folder, or a run's.
+    held_out
+        Whether data without a test split are asked only for what `train` holds out, or whole.
     limit
         Problems of each set; None takes all.
     samples, temperature, top_p, tokens
@@ -244,7 +249,13 @@ def evaluate(
         For a request that cannot be carried out; names all that is wrong.
     """
     flags: dict[str, object] = {"data": data, "adapter": adapter, "columns": _pairs(columns)}
-    flags |= {"limit": limit, "samples": samples, "temperature": temperature, "top_p": top_p}
+    flags |= {
+        "held_out": held_out,
+        "limit": limit,
+        "samples": samples,
+        "temperature": temperature,
+        "top_p": top_p,
+    }
     flags |= {"tokens": tokens, "prompt_tokens": prompt_tokens, "template": template}
     flags |= {"seed": seed, "format": format, "revision": revision, "device": device}
     with tempfile.TemporaryDirectory() as folder:
@@ -372,11 +383,11 @@ def _end_lines(
     asked = ["evaluate", "--adapter", str(adapter), "--data", args.data, "--template", template]
     asked += ["--temperature", "0", "--tokens", str(sampling.max_new_tokens)]
     asked += ["--columns", args.columns] if args.columns else []
+    asked += ["--held-out"] if is_own(run.scale.data.source) else []
     asked += ["--limit", "100"] if is_generated(run.scale.data.source) else []
     merged = [str(trained.folder), f"{trained.out or 'my-model'}-merged", "--as", "merged"]
-    following = [["export", *merged]]
-    if trained.accuracy_after is not None:
-        following.insert(0, asked)
+    following = [asked] if trained.accuracy_after is not None else []
+    following.append(["export", *merged])
     rewards = [value for value in record.series.get("reward", ()) if value is not None]
     edge = max(1, min(_EDGE, len(rewards) // 2))
     if rewards:
@@ -394,6 +405,8 @@ def _end_lines(
 
 def _pairs(columns: Mapping[str, str] | None) -> str | None:
     """Return columns by role as a command line names them."""
+    named = columns is None or isinstance(columns, Mapping)
+    require(named, f"columns is {columns!r}; needs a dict such as {{'question': 'prompt'}}")
     return ",".join(f"{role}={name}" for role, name in (columns or {}).items()) or None
 
 
@@ -407,7 +420,3 @@ def _function_named(function: Callable[..., Any]) -> str:
         "module's file, such as my_rewards.py, and not of the script or notebook itself",
     )
     return f"{module}:{name}"
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -107,7 +107,9 @@ def asked_of(args: argparse.Namespace) -> EvaluationRequest:
     rendered = {
         of: questions(
             require_answers(
-                load_problems(data_of(of, args.limit, args.columns), "test", alone=True)
+                load_problems(
+                    data_of(of, args.limit, args.columns), "test", alone=not args.held_out
+                )
             ),
             template,
             tokenizer,

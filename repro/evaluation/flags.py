@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import warnings
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,12 @@ def _require_new(out: str, source: str | None) -> None:
     require_outside(out, source)
 
 
+def _require_new_file(out: str | None) -> None:
+    require(not (out and os.path.lexists(out)), f"--out {out} exists; name a new file")
+    there = Path(out or ".").absolute().parent.is_dir()
+    require(there, f"--out {out}: its folder does not exist")
+
+
 def require_outside(out: str | Path, source: str | Path | None) -> None:
     """Raise where what is written would lie in the folder that it is made of."""
     folder = Path(source or out)
@@ -67,10 +74,7 @@ def require_asking(args: argparse.Namespace) -> None:
         lambda: require(
             bool(named or adapter), "name a checkpoint, or an adapter whose files name its base"
         ),
-        lambda: require(
-            args.out is None or Path(args.out).absolute().parent.is_dir(),
-            f"--out {args.out}: its folder does not exist",
-        ),
+        partial(_require_new_file, args.out),
         partial(sampling_of, args),
         partial(at_of, args.at, args.samples),
         partial(template_source, args.template),

@@ -292,6 +292,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
         read_object(config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        # A prompt that is too long has a sentence of its own.
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = (
+            True
+        )
         ids = tokenizer("1 + 1 = 2")["input_ids"]
         require(bool(ids), "it has no vocabulary")
         tokenizer.batch_decode([ids], skip_special_tokens=True)

@@ -64,10 +64,7 @@ class BlessedTimes:
 
 
 def main_plan(args: argparse.Namespace) -> int:
-    """Print the plan of what a command line selects; return 2 where this machine can make no run.
-
-    Without a GPU, a plan for one is a plan for another machine.
-    """
+    """Print the plan of what a command line selects; return 2 where nothing can run here."""
     possible = []
     folder, expected = runs_folder(args.runs), expected_folder(args.expected)
     texts = []
@@ -81,7 +78,7 @@ def main_plan(args: argparse.Namespace) -> int:
         texts += [others] if others else []
         text = plan_text(selection, runs, folder, expected)
         left = standing_of(runs, folder).left
-        elsewhere = tier is not Tier.SMOKE and not cuda_devices()
+        elsewhere = tier is not Tier.SMOKE and not cuda_devices()  # it is of another machine
         able = machine_refusal(source, tier) is None and fit_runs(left, refusal)[0]
         possible.append(bool(elsewhere or able or not left))
         texts.append("\n".join([text, *data_lines(runs, named=False)]))

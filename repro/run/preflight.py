@@ -437,14 +437,13 @@ def _checked_files(scale: TrainScale) -> Path:
                 f"there are {len(problems)} training problems; a rollout takes "
                 f"{scale.prompts_per_rollout} (prompts_per_rollout)"
             )
-        longest = max(
-            len(render(problem, scale.prompt_template, tokenizer)) for problem in problems
-        )
+        lengths = [len(render(one, scale.prompt_template, tokenizer)) for one in problems]
+        longest = max(lengths)
+        where = problems[lengths.index(longest)].where or read.data.source
         if longest > read.max_prompt_tokens:
             raise ValueError(
-                f"{read.name} problems of {read.data.source}: the longest prompt has {longest} "
-                f"tokens with the tokenizer of {folder}; max_prompt_tokens there is "
-                f"{read.max_prompt_tokens}"
+                f"{read.name} problems: the longest prompt ({where}) has {longest} tokens with the "
+                f"tokenizer of {folder}; max_prompt_tokens there is {read.max_prompt_tokens}"
             )
         sampled, name = scale.evaluation.sampling, "evaluation.sampling.max_new_tokens"
         if read.split == "train":
@@ -452,7 +451,7 @@ def _checked_files(scale: TrainScale) -> Path:
         if sampled.max_new_tokens > positions - longest:
             raise ValueError(
                 f"{name} is {sampled.max_new_tokens}; the longest prompt of {read.name} problems "
-                f"has {longest} tokens and the model {positions} positions, so it must be "
-                f"{positions - longest} or less"
+                f"({where}) has {longest} tokens and the model {positions} positions, so it must "
+                f"be {positions - longest} or less"
             )
     return folder

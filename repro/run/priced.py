@@ -113,7 +113,11 @@ def shortest_answer(prices: dict[str, Price], expected: Path, planned: Sequence[
         return None
     pair = sum(prices[arm].seconds for arm in _HEADLINE)
     for target, metric in _SPREAD:
-        by_arm = [_by_seed(expected, target, arm, metric) for arm in _HEADLINE]
+        records = blessed_records(expected, Tier.MINI, target)
+        by_arm = [
+            {r.seed: v for r in records if r.arm == arm and (v := r.value(metric)) is not None}
+            for arm in _HEADLINE
+        ]
         seeds = sorted(set(by_arm[0]) & set(by_arm[1]))
         if len(seeds) >= 3:
             deviation = stdev([by_arm[1][seed] - by_arm[0][seed] for seed in seeds])
@@ -127,11 +131,3 @@ def shortest_answer(prices: dict[str, Price], expected: Path, planned: Sequence[
                 f"{len(planned) * pair / 3600:.0f} h"
             )
     return None
-
-
-def _by_seed(expected: Path, target: str, arm: str, metric: str) -> dict[int, float]:
-    return {
-        record.seed: value
-        for record in blessed_records(expected, Tier.MINI, target)
-        if record.arm == arm and (value := record.value(metric)) is not None
-    }

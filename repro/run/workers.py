@@ -254,7 +254,6 @@ def _script_left_out() -> Iterator[None]:
 
 
 def _ending_of(code: int | None) -> str:
-    """Return a text on how a process ended, from its exit code."""
     return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 

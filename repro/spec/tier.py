@@ -203,7 +203,7 @@ def parse_bytes(text: str, name: str) -> int:
     if match is None or match[2] not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
         raise ValueError(f"{name} {text}: needs a size such as 80GB or 40GiB")
     nbytes = float(match[1]) * _UNITS[match[2]]
-    require(1 <= nbytes < math.inf, f"{name} {text}: needs 1 byte or more, and a number")
+    require(2**20 <= nbytes < math.inf, f"{name} {text}: needs 1 MiB or more, such as 24GB")
     return int(nbytes)
 
 

@@ -1,13 +1,10 @@
-"""Compile this project's Triton launches for a card that is not here; prints what each takes.
+"""Compile this project's Triton launches for a card that is not here; print what each takes.
 
     python -m tests.kernels.compiled CAPABILITY WHICH      # 86 few; 120 all
 
-The wrappers are called with CPU tensors of Qwen2.5's shapes. In place of a launch its kernel is
-compiled for the card with the ptxas of Triton's own package, and asked for its shared memory, its
-registers, and what it spills because they do not suffice. Lines of JSON.
-
-Easy to get wrong: on CPU tensors wrappers widen products to float32 for Triton's interpreter, and
-where `TRITON_INTERPRET` is set nothing is compiled. So a process of its own compiles, without it.
+Wrappers are called with CPU tensors; in place of a launch its kernel is compiled with the ptxas of
+Triton's own package. Lines of JSON tell its shared memory, registers and spills. Where
+`TRITON_INTERPRET` is set nothing is compiled, so a process of its own compiles, without it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The linear layer where it may break: every choice of the tuned table, hostile weights, autograd.
 
-Weights are drawn as codes and scales, not quantised, so that every code (minus zero too) meets
-every scale: zero, subnormal, largest. What `torch.empty` returns is poisoned (tests/conftest.py),
-so an element that nobody writes fails. Errors are against float32 products of dequantised weights.
+Weights are drawn as codes and scales, so that every code (minus zero too) meets every scale. What
+`torch.empty` returns is poisoned (tests/conftest.py). Errors are against float32 products.
 """
 
 import functools

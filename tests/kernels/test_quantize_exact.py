@@ -1,9 +1,8 @@
 """The quantiser without divisions: every case that could change a code, by exact arithmetic.
 
-For a bfloat16 w (8 bits) and a float32 d (24 bits) the code of |w| / d changes where RN(|w| / d)
-crosses t or the number next to it, t one of the seven bounds of E2M1; that is where |w| / d crosses
-the midpoint m between two neighbouring floats. For each m and w only the two d next to w / m can
-come close, so going through all of them proves a margin for all.
+The code of |w| / d changes where RN(|w| / d) crosses one of the seven bounds of E2M1: where |w| / d
+crosses the midpoint m between two neighbouring floats. For each m and bfloat16 w only the two
+float32 d next to w / m can come close, so going through all of them proves a margin for all.
 """
 
 from fractions import Fraction

@@ -1,7 +1,4 @@
-"""A server of the hub's API on 127.0.0.1, with faults that a test switches on.
-
-    with serving(root) as hub:
-        hub.fault = Fault(kind="gated", match="/api/")
+"""A server of the hub's API on 127.0.0.1, with faults that a test switches on (`hub.fault = ...`).
 
 `root` holds `models/OWNER/NAME/COMMIT/...` and `datasets/...`; `main` is the last commit by name.
 Large files are sent by another path, as the hub sends them.

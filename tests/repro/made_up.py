@@ -1,7 +1,6 @@
 """Made-up records of training runs: what honest runs would leave, with known numbers.
 
-Nothing here was measured. Everything in a record fits everything else in it, so that `check` takes
-it; `with_accuracy` changes a result and what follows from it.
+Everything in a record fits everything else in it, so that `check` takes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Targets with an analysis plan, small and made up: a table, what shares its runs, what reads them.
 
-They stand at the mini tier, on the tiny policy, and are known to the suite while `registered` is
-entered. `study` has the arms and claims of Table 1, `study_rewards` those of Figure 4 on its runs;
+`study` has the arms and claims of Table 1, `study_rewards` those of Figure 4 on its runs;
 `study_schedules` and `study_rates` are Figures 9 and 17, which share an arm with `study` each.
 """
 

@@ -20,6 +20,7 @@ GENERATED = ["--data", "generated", "--limit", "12"]
 
 
 def evaluated(tmp_path, *more, base=("tiny",)):
+    (tmp_path / "record.json").unlink(missing_ok=True)
     assert main(["evaluate", *base, *HOW, *more, "--out", str(tmp_path / "record.json")]) == 0
     return json.loads((tmp_path / "record.json").read_text())
 
@@ -48,6 +49,14 @@ def test_sets_are_asked_k_times_and_read_strictly_and_leniently(tmp_path, capsys
     assert "under way have" not in said.err
     assert last[-4:] == [f"{record['seconds']:.1f}", "s", "once", "loaded"]
     assert heading[:5] == ["data", "problems", "strict", "lenient", "truncated"]
+
+
+def test_of_undivided_data_what_train_holds_out_can_be_asked_alone(tmp_path):
+    own = tmp_path / "own.jsonl"
+    write_problems(own, generate_problems("test", 30))
+    for flags, count in (((), 30), (("--held-out",), 3)):
+        asked = evaluated(tmp_path, "--data", str(own), *flags)["sets"]
+        assert asked[str(own)]["problems"] == count
 
 
 def test_sampling_on_a_cpu_says_how_far_it_has_come(tmp_path, capsys, monkeypatch):
@@ -92,6 +101,7 @@ def test_the_same_line_gives_the_same_record(tmp_path):
         ([*GENERATED, "--tokens", "4096"], "positions; needs 19"),
         ([*GENERATED, "--prompt-tokens", "3"], "at most 3"),
         ([*GENERATED, "--out", "no/such/folder/x.json"], "folder"),
+        ([*GENERATED, "--out", __file__], "exists; name a new file"),
         (["--data", "generated", "--limit", "0"], "--limit 0: "),
     ],
 )

@@ -24,7 +24,7 @@ def test_sizes_are_read(text, nbytes):
     assert parse_bytes(text, "--budget") == nbytes
 
 
-@pytest.mark.parametrize("text", ["much", "8 TBs", "0GB", "1.2.3GB"])
+@pytest.mark.parametrize("text", ["much", "8 TBs", "0GB", "1.2.3GB", "24"])
 def test_a_size_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match="--budget"):
         parse_bytes(text, "--budget")

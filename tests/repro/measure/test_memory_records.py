@@ -1,8 +1,7 @@
 """The memory plan against what steps were measured to take, by the blessed records.
 
-The plan is of LoRA by this project's kernels; other products and full training have none. A step
-that fell back for want of memory has met its budget, not its plan, and is left out. So is one whose
-allocator could fragment: its reserve exceeds what is needed by up to a third.
+The plan is of LoRA by this project's kernels. A step that fell back for want of memory has met its
+budget, not its plan, and is left out; so is one whose allocator could fragment, by up to a third.
 """
 
 import dataclasses

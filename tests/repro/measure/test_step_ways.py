@@ -1,7 +1,6 @@
 """Every way of training makes a whole measured step: on a CUDA device where there is one.
 
-On a CPU the clock's events are the host's and numbers are float32; on a GPU this takes the kernels,
-the engine's captured steps and the 16-bit copy of a fully trained policy through the same code.
+On a CPU the clock's events are the host's and numbers are float32.
 """
 
 import dataclasses

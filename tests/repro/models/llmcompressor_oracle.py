@@ -2,8 +2,7 @@
 
     <environment with llmcompressor 0.14>/bin/python -m tests.repro.models.llmcompressor_oracle
 
-from the root of the checkout. llm-compressor is no dependency of the suite, so the tests compare
-with these digests; the tests against compressed-tensors, which it calls, need no file.
+from the root of the checkout. llm-compressor is no dependency of the suite.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Checkpoints of two layers whose bfloat16 weights are made of bits, the same on every machine.
 
-A value is put together from an integer hash of (tensor, row, column): no generator of random
-numbers and no float arithmetic takes part, so digests of what is made from it can be stored. The
-matrices reach what scales of weights get wrong: tensors and blocks of many magnitudes, zeros of
-both signs, subnormals, single outliers, and q, k, v (gate, up) that share one global scale.
+A value comes from an integer hash of (tensor, row, column), so digests can be stored. The matrices
+reach what scales of weights get wrong: many magnitudes, zeros of both signs, subnormals, single
+outliers, and q, k, v (gate, up) that share one global scale.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What llm-compressor's NVFP4A16 stores of bfloat16 checkpoints, and what is stored here.
 
-The facts are in `llmcompressor_facts.json`, written by `llmcompressor_oracle.py` in an environment
-of its own; the versions are in the file.
+The facts are in `llmcompressor_facts.json`, written by `llmcompressor_oracle.py`.
 """
 
 import json

@@ -1,8 +1,7 @@
 """The corpus of completions that try to hang, crash or deceive the reward.
 
 `adversarial.jsonl` holds the expected status, format and lenient accuracy of each, with a reason.
-The status `any unpaid` stands where math-verify may refuse, disagree or run out of time, depending
-on its version and the machine; what must hold is that nothing is paid.
+The status `any unpaid` stands where math-verify may refuse, disagree or run out of time.
 """
 
 import json

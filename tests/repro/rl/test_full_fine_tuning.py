@@ -1,7 +1,4 @@
-"""7B's full fine-tuning over two devices takes the memory that `plan` says: Table 1's row on 80 GB.
-
-Random weights: memory and arithmetic are what they can show.
-"""
+"""Full fine-tuning of 7B over two devices takes what `plan` says: Table 1's row on 80 GB."""
 
 import importlib.util
 import json

@@ -1,8 +1,4 @@
-"""What ranks divide and exchange: shares, the gradient of a step, rewards.
-
-Here ranks are played one after another in one process; real processes carry out whole runs in
-tests/repro/run/test_rank_processes.py.
-"""
+"""What ranks divide and exchange: shares, the gradient of a step, rewards; ranks play in turns."""
 
 import dataclasses
 import itertools

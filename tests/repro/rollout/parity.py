@@ -1,8 +1,7 @@
 """How far the engine's log-probabilities lie from the trainer's, and both from exact ones.
 
-Both passes round at every operation, and on random weights, whose logits are all but flat, rounding
-moves them far. So both are held against one float32 pass (adapter merged in float32, plain
-products): an engine as good as the trainer lies no farther from it than the trainer does.
+Both round at every operation, so both are held against one float32 pass (adapter merged in float32,
+plain products): an engine as good as the trainer lies no farther from it than the trainer does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The engine on its kernels: Triton's interpreter in place of a GPU, float32 throughout.
-
-The interpreter takes milliseconds a program (a token and head of a rotation), so prompts are as few
-and as short as reach every path.
-"""
+"""The engine on its kernels: Triton's interpreter in place of a GPU, float32, few short prompts."""
 
 import pytest
 import torch

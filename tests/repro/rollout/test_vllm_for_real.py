@@ -1,8 +1,7 @@
 """The vLLM sampler against vLLM itself: tokens, log-probabilities, adapters, noise, seeds, ends.
 
-Needs vLLM; its CPU build will do (`nox -s vllm`). The policy is the trained one of the package, in
-float32, so that the plain sampler's greedy tokens must be vLLM's own. vLLM's folder has no
-tokenizer, and a `generation_config.json` with end tokens that the policy has not.
+Needs vLLM; its CPU build will do (`nox -s vllm`). The policy is the package's trained one, in
+float32, so that the plain sampler's greedy tokens must be vLLM's own.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Every scale of a published checkpoint, from the command line to a verdict, without the hub.
 
-The checkpoint is a small one of the same layout, tensor names, tokenizer rules and chat template;
-problems stand in for the hub's under their names. What is changed of a scale is size, steps and
-counts, and the optimiser that needs a GPU; all else is the scale's own.
+A small checkpoint of the same layout and other problems stand in under the hub's names. What is
+changed of a scale is size, steps and counts, and the optimiser that needs a GPU.
 """
 
 import json

@@ -1,7 +1,6 @@
 """On a CUDA device: a published checkpoint's way in small, from its folder to files for others.
 
-The scale's own optimiser, whose moments are in 8 bits, the engine and the packed rows, which a CPU
-does not have. The checkpoint is a small one of the same layout, as in `test_published_scales`.
+The scale's own optimiser, whose moments are in 8 bits, the engine and the packed rows.
 """
 
 import pytest
