@@ -60,10 +60,7 @@ _Named = tuple[str, Figure | None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the pictures; return the exit status.
-
-    0 when something was drawn, 1 when there was nothing to draw, 2 for a bad command line.
-    """
+    """Draw the pictures; return 0, or 2 where nothing was drawn or the line is bad."""
     try:
         args = parsed(arguments)
         kinds = _kinds(args)
@@ -84,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f"{args.expected} has no blessed" if args.blessed else f"{args.records} has no"
         of = f" of {args.target}" if args.target else ""
         print(f"figures: {where} records{of} to draw", file=sys.stderr)  # noqa: T201
-    return 0 if drawn else 1
+    return 0 if drawn else 2
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

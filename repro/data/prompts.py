@@ -222,8 +222,8 @@ def render(problem: Problem, template: str, tokenizer: Any) -> list[int]:
     chats = named.chat and not is_bare
     if problem.before and not chats:
         raise DataError(
-            f"{problem.where}: problem {problem.id!r} has messages before its question; needed "
-            "are a template and a tokenizer for chat"
+            f"{problem.where}: it has messages before its question; needed is a "
+            f"{'tokenizer' if named.chat else 'template'} for chat"
         )
     if chats:
         chat = [{"role": role, "content": said} for role, said in (*problem.before, ("user", text))]

@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan = commands.add_parser(
         "plan",
         help="show the runs, and their memory, disk, downloads and time",
-        description="Exit status: 2 when no run fits this machine, else 0.",
+        description="Exit status: 2 when no run fits this GPU or, in smoke, this machine; else 0.",
     )
     _add_choice(plan)
     _switch(plan, "--show-config", "print the scale's settings as JSON instead")

@@ -53,8 +53,7 @@ def _require_new(out: str, source: str | None) -> None:
 
 def _require_new_file(out: str | None) -> None:
     require(not (out and os.path.lexists(out)), f"--out {out} exists; name a new file")
-    there = Path(out or ".").absolute().parent.is_dir()
-    require(there, f"--out {out}: its folder does not exist")
+    require(Path(out or ".").absolute().parent.is_dir(), f"--out {out}: its folder does not exist")
 
 
 def require_outside(out: str | Path, source: str | Path | None) -> None:

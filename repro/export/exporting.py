@@ -80,7 +80,7 @@ def main_export(args: argparse.Namespace) -> int:
             require(effect > 0, f"{moved}, so there is nothing to merge")
             merged = stock_logits(write_merged(policy, folder), trained.rows, dtype, device)
             difference = distance(trained.logits, merged)
-            what = f"{folder} merged, from what was trained"
+            what = f"{args.out} merged, from what was trained"
             require_same(what, difference, dtype, rounding=trained.rounding, effect=effect)
             said.append(f"merged in 16 bits, from what was trained: {difference}")
         del policy

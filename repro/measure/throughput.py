@@ -127,21 +127,14 @@ class _ArmAtHand:
 
     def measure_shape(self, shape: str, points: Sequence[ThroughputPoint]) -> None:
         """Load a shape and measure those of its points that may fit."""
-        every, arm = self.run.scale.points, self.run.arm
+        every = self.run.scale.points
         policy: Policy | None = None
         with self.fit_or_left_out(
             *(cell_of(p, batch) for p in points for batch in self.fitting(p))
         ):
-            made = random_policy(
-                shape,
-                weight_format=arm.weight_format,
-                lora_rank=arm.lora_rank if arm.training == "lora" else 0,
-                lora_alpha=arm.lora_alpha,
-                seed=derive_seed("throughput", shape),
-                device="cuda",
-            )
+            made = _policy(self.run, shape)
             _count(made, self.facts)
-            if arm.rollout_adapter == "folded":
+            if self.run.arm.rollout_adapter == "folded":
                 self.facts.setdefault("folded", {})[shape] = fold(made)
                 release()
                 made = replace(made, training="none")  # there is no adapter to multiply by
@@ -216,6 +209,17 @@ def fold(policy: Policy) -> dict[str, float]:
     folded = decoder.model(input_ids=ids, use_cache=False)[0][0]
     kl = float(compared(policy, folded, policy, apart)[0].mean())
     return {"seconds": seconds, "update_lost": lost, "sampler_trainer_kl": kl}
+
+
+def _policy(run: RunConfig, shape: str) -> Policy:
+    return random_policy(
+        shape,
+        weight_format=run.arm.weight_format,
+        lora_rank=run.arm.lora_rank if run.arm.training == "lora" else 0,
+        lora_alpha=run.arm.lora_alpha,
+        seed=derive_seed("throughput", shape),
+        device="cuda",
+    )
 
 
 def _receipt(repeat: Repeat, copied: float, multiplied: float) -> dict[str, Any]:

@@ -229,8 +229,8 @@ def fill(
     """
     if stored_format not in (None, weight_format):
         raise ValueError(
-            f"the checkpoint stores {stored_format} codes; weight_format {weight_format!r} would "
-            "quantise what is quantised already: load it as it is, or take the 16-bit one"
+            f"the checkpoint stores {stored_format} codes; {weight_format} would quantise what is "
+            f"quantised already: take {stored_format}, or the 16-bit checkpoint"
         )
     require_same_names(model, source, stored_format)
     scales = SharedScales(source, recipe)

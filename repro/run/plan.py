@@ -45,7 +45,7 @@ from repro.spec.needs import Needs
 from repro.spec.settings import settings_text
 from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.target import other_tiers
-from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
+from repro.spec.tier import REAL_CHECKPOINTS, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def main_plan(args: argparse.Namespace) -> int:
         texts += [others] if others else []
         text = plan_text(selection, runs, folder, expected)
         left = standing_of(runs, folder).left
-        elsewhere = tier is not Tier.SMOKE and not cuda_devices()  # it is of another machine
+        elsewhere = tier is not Tier.SMOKE and not smallest_device()  # on another machine
         able = machine_refusal(source, tier) is None and fit_runs(left, refusal)[0]
         possible.append(bool(elsewhere or able or not left))
         texts.append("\n".join([text, *data_lines(runs, named=False)]))

@@ -46,9 +46,9 @@ def test_curves_are_of_the_target_whose_records_they_are(every_blessed, tmp_path
 
 
 def test_nothing_to_draw_is_said_and_is_no_success(tmp_path, capsys):
-    assert main(["--records", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert main(["--records", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "no records" in capsys.readouterr().err
-    assert main(["--blessed", "--expected", str(tmp_path), "--out", str(tmp_path)]) == 1
+    assert main(["--blessed", "--expected", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "no blessed records" in capsys.readouterr().err
 
 

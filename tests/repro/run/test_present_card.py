@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from repro.__main__ import main
-from repro.run import plan, preflight, present_card
+from repro.run import preflight, present_card
 from repro.spec import tier as tiers
 from repro.spec.tier import CudaDevice
 from tests.said import unsaid
@@ -20,7 +20,7 @@ def card(monkeypatch, request):
     device = getattr(request, "param", RTX4090)
     if not isinstance(device, CudaDevice):  # gigabytes
         device = dataclasses.replace(RTX4090, memory_bytes=int(device * 10**9))
-    for module in (tiers, preflight, plan):
+    for module in (tiers, preflight):
         monkeypatch.setattr(module, "cuda_devices", lambda: (device,))
     return device
 
