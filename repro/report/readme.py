@@ -120,18 +120,18 @@ def answer_lines(found: Sequence[Answer], absent: str = NOT_TESTED) -> dict[str,
 def _beside_folded(
     measured: Measured, checks: Checks, *names: str, batches: Container[int] = (0,)
 ) -> Measured:
-    """Add QeRL over 16-bit LoRA folded in, which decides nothing; a step's batch is 0."""
+    """Add QeRL over 16-bit LoRA folded in, which decides where it is alone; a step's batch is 0."""
     found = [
-        (checked.selection.target.metric(claim.metric), verdict.effect)
+        (checked.selection.target.metric(claim.metric), verdict)
         for checked in (checks[name] for name in names if name in checks)
         for claim, verdict in checked.statements()
     ]
-    found = [(metric, effect) for metric, effect in found if effect and metric.batch in batches]
-    ratios = span(effect for _, effect in found)
+    found = [(metric, one) for metric, one in found if one.effect and metric.batch in batches]
+    ratios = span(one.effect for _, one in found if one.effect)
     ends = [size.upper() for size in SHAPES if any(metric.model == size for metric, _ in found)]
     named = f"{ends[0]} to {ends[-1]}" if len(ends) > 2 else " and ".join(ends)
-    said, verdicts = measured
-    return f"{said}; over merged LoRA, {named}: {ratios}" if said and ratios else said, verdicts
+    folded = f"over merged LoRA, {named}: {ratios}" if ratios else ""
+    return "; ".join(filter(None, (measured[0], folded))), measured[1] or [one for _, one in found]
 
 
 def _rollouts(
@@ -157,7 +157,7 @@ def _steps(checks: Checks, expected: Path) -> Measured:
     steps = [checks[name] for name in RL_STEPS if name in checks]
     verdicts = [item for checked in steps for item in of_kind(checked, Kind.PAPER, Kind.OPEN)]
     measured = step_spans(steps, expected)[1], verdicts
-    return _beside_folded(measured, checks, "table3_rl_folded")
+    return _beside_folded(measured, checks, "table3_rl_folded", "step_lengths_folded")
 
 
 def _memory(checks: Checks, expected: Path) -> Measured:
