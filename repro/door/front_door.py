@@ -249,13 +249,8 @@ def evaluate(
         For a request that cannot be carried out; names all that is wrong.
     """
     flags: dict[str, object] = {"data": data, "adapter": adapter, "columns": _pairs(columns)}
-    flags |= {
-        "held_out": held_out,
-        "limit": limit,
-        "samples": samples,
-        "temperature": temperature,
-        "top_p": top_p,
-    }
+    flags |= {"limit": limit, "samples": samples, "temperature": temperature, "top_p": top_p}
+    flags["held_out"] = held_out
     flags |= {"tokens": tokens, "prompt_tokens": prompt_tokens, "template": template}
     flags |= {"seed": seed, "format": format, "revision": revision, "device": device}
     with tempfile.TemporaryDirectory() as folder:
@@ -328,7 +323,12 @@ def _export(folder: Path, out: Path) -> None:
         if not same:
             raise FileExistsError(f"{out} exists and is not this run's adapter; name a new folder")
         return
-    main_export(_line("export", folder, out))
+    try:
+        main_export(_line("export", folder, out))
+    except (OSError, ValueError):
+        if not out.exists():
+            raise
+        _export(folder, out)  # the same command, started twice, was there first
 
 
 def _trained(run: RunConfig, record: Record, runs: Path, out: Path | None) -> TrainedRun:

@@ -1,8 +1,7 @@
 """Our codes, scales and dequantised values against other people's implementations, bit for bit.
 
-NVFP4: compressed-tensors, whose functions write the released checkpoints, each recipe on weights of
-its dtype. MXFP4: torchao, as its FLOOR mode is the conversion of the OCP standard;
-compressed-tensors' own MXFP4 rounds amax before taking its exponent. NF4: bitsandbytes on the CPU.
+NVFP4: compressed-tensors, which writes the released checkpoints. MXFP4: torchao, whose FLOOR mode
+is the OCP standard's conversion. NF4: bitsandbytes on the CPU.
 """
 
 import pytest

@@ -1,7 +1,4 @@
-"""Made-up records of training runs: what honest runs would leave, with known numbers.
-
-Everything in a record fits everything else in it, so that `check` takes it.
-"""
+"""Made-up records of training runs, sound in themselves: what honest runs would leave."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checkpoint folders as the hub has them, without the hub: layout, shards, tokenizer, template.
-
-Small ones are made by transformers itself; they learn nothing.
-"""
+"""Checkpoint folders as the hub has them, without the hub: layout, shards, tokenizer, template."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """For tests of what a record must show: real records of the smoke tier, small, made once.
 
-Table 1's QeRL arm with two seeds and its untrained BF16 arm with two: six steps, 24 problems, three
-samples of each, and every measurement that a scale may ask for beside.
+Table 1's QeRL arm and its untrained BF16 arm, two seeds each, with every measurement there is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`train`, `quantize` and `evaluate` of a model of one's own, by command and from Python."""
 
 import re
+import shutil
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -80,6 +81,14 @@ def test_a_second_call_from_python_trains_nothing_and_keeps_the_export(trained, 
     (trained / "another").mkdir()
     with pytest.raises(FileExistsError):
         repro.train("tiny", "generated", settings=SETTINGS, runs="runs", out="another")
+
+    def beaten(args):
+        shutil.copytree("adapter", args.out)
+        raise OSError("Directory not empty")
+
+    monkeypatch.setattr("repro.export.exporting.main_export", beaten)
+    twin = repro.train("tiny", "generated", settings=SETTINGS, runs="runs", out="twin")
+    assert twin.out == Path("twin")
 
 
 def test_commands_of_the_page_on_what_was_trained_end_as_it_says(trained, tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """What counts as equal: the table of docs/grading.md and the corpus, through real workers.
 
-A row of the table is a decision: a rule, a gold, and answers that the strict reading pays and
-refuses. The corpus (equality.jsonl, beside this file) holds more of each row under its name.
+The corpus (equality.jsonl, beside this file) holds more of each row under its name.
 """
 
 import json

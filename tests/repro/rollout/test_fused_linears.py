@@ -1,7 +1,6 @@
 """Packed projections with adapters: within the weight's launch up to 16 rows, beside it beyond.
 
-On the CPU the two launches are replaced by plain products that note what they were asked for; the
-rule, the fused matrices and the factors are the engine's own. On a Hopper GPU all is.
+On the CPU the two launches are replaced by plain products that note what they were asked for.
 """
 
 import json

@@ -1,7 +1,6 @@
 """The vLLM sampler against a stand-in for `vllm.LLM` that computes from what it is handed.
 
-The stand-in loads the folder that it is given, and each adapter from its file, and samples by this
-project's plain sampler: so a whole run on it must be the run on the project's own.
+It loads folder and adapters from their files and samples by this project's plain sampler.
 """
 
 import dataclasses
