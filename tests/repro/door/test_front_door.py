@@ -114,6 +114,8 @@ def test_the_adapter_is_evaluated_and_its_base_quantised_from_python(trained, tm
     assert (repro.quantize(TINY_FOLDER, tmp_path / "nvfp4") / "config.json").is_file()
     with pytest.raises(ValueError, match="int3"):
         repro.quantize(TINY_FOLDER, tmp_path / "int3", format="int3")
+    with pytest.raises(ValueError, match="columns is 'question=a'; needs a dict"):
+        repro.evaluate("tiny", data="generated", columns="question=a")
     with pytest.raises(ValueError, match="-x is not there"):
         repro.quantize("-x", tmp_path / "nothing")
 

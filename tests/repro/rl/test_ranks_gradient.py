@@ -1,7 +1,4 @@
-"""Two ranks give the gradient of one of the same rows, as near as another cut of its passes does.
-
-On two CUDA devices with the published 0.5B where a copy of it is here; on a CPU with a small model.
-"""
+"""Two ranks give the gradient of one of the same rows, as near as another cut of its passes."""
 
 import dataclasses
 import json

@@ -162,4 +162,6 @@ def test_a_question_too_long_is_refused_before_the_start(train, test, words, tmp
         last = replace(last, question=f"{split}: " + "Tom has 3 apples " * times)
         write_problems(tmp_path / "set" / f"{split}.jsonl", [*others, last])
     flags = ["--seeds", "1", "--set", "max_prompt_tokens=150"]
-    _require_refused(tmp_path / "set", f"{words}|max_prompt_tokens|150", capsys, *flags)
+    _require_refused(
+        tmp_path / "set", f"{words}|jsonl, line 16|max_prompt_tokens|150", capsys, *flags
+    )
