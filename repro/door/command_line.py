@@ -335,8 +335,7 @@ def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
     _flag(parser, "checkpoint", "CHECKPOINT", model, nargs="?")
     _flag(parser, "--adapter", "FOLDER", "an adapter's folder, or a run's")
     _flag(parser, "--data", "A,B", "data sets by name, or files and folders", required=True)
-    only = "of data without a test split, only the problems that train holds out"
-    parser.add_argument("--held-out", action="store_true", help=only)
+    _switch(parser, "--held-out", "of data without a test split, only what train holds out")
     _count(parser, "--limit", "problems of each (default: all)")
     parser.add_argument("--samples", type=int, default=1, metavar="K", help="default: 1")
     _flag(parser, "--at", "K,K", "k of pass@k; of maj@k if K <= 64 (default: K)")

@@ -412,7 +412,8 @@ def _pairs(columns: Mapping[str, str] | None) -> str | None:
 
 def _function_named(function: Callable[..., Any]) -> str:
     """Return `module:function` of a function that worker processes can import."""
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    module = getattr(function, "__module__", "")
+    name = getattr(function, "__qualname__", repr(function))
     importable = module not in ("", "__main__") and name.isidentifier()
     require(
         importable and inspect.isfunction(function),
