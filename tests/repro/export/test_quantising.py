@@ -72,7 +72,8 @@ def test_a_distance_above_its_bound_or_without_a_number_is_refused():
         distance(one, one[:, :1])
 
 
-def test_the_cost_of_roundings_is_measured_on_the_model_and_leaves_it_as_it_was():
+def test_the_cost_of_roundings_is_measured_on_the_model_and_leaves_it_as_it_was(monkeypatch):
+    monkeypatch.setattr("repro.export.comparing._PROBES", 8)  # two rows give a factor of 4.7
     exact, rounded = (
         load_policy("tiny", weight_format="nvfp4", compute_dtype=dtype)
         for dtype in (torch.float32, torch.bfloat16)
@@ -80,7 +81,6 @@ def test_the_cost_of_roundings_is_measured_on_the_model_and_leaves_it_as_it_was(
     rows = probes_of(exact)
     ours, reference = (logits_of(policy.model, rows) for policy in (rounded, exact))
     own = distance(reference, ours).mean  # what bfloat16's roundings cost: one reader's share
-    # Processors differ in where bfloat16 products round: a factor of 4.2 was seen.
-    assert own / 6 < rounding_of(rounded, rows, ours) < 6 * own
+    assert own / 4 < rounding_of(rounded, rows, ours) < 4 * own
     assert rounding_of(exact, rows, reference) < 1e-9
     assert torch.equal(logits_of(rounded.model, rows), ours)
