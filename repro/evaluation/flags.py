@@ -51,9 +51,9 @@ def _require_new(out: str, source: str | None) -> None:
     require_outside(out, source)
 
 
-def _require_new_file(out: str | None) -> None:
-    require(not (out and os.path.lexists(out)), f"--out {out} exists; name a new file")
-    require(Path(out or ".").absolute().parent.is_dir(), f"--out {out}: its folder does not exist")
+def _require_new_file(out: str) -> None:
+    require(not os.path.lexists(out), f"--out {out} exists; name a new file")
+    require(Path(out).absolute().parent.is_dir(), f"--out {out}: its folder does not exist")
 
 
 def require_outside(out: str | Path, source: str | Path | None) -> None:
@@ -73,7 +73,7 @@ def require_asking(args: argparse.Namespace) -> None:
         lambda: require(
             bool(named or adapter), "name a checkpoint, or an adapter whose files name its base"
         ),
-        partial(_require_new_file, args.out),
+        *([partial(_require_new_file, args.out)] if args.out else []),
         partial(sampling_of, args),
         partial(at_of, args.at, args.samples),
         partial(template_source, args.template),

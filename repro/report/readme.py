@@ -125,9 +125,9 @@ def _beside_folded(
         for checked in (checks[name] for name in names if name in checks)
         for claim, verdict in checked.statements()
     ]
-    found = [(m, v) for m, v in found if v.effect and m.batch in batches and m.model in _LARGE]
+    found = [(m, v) for m, v in found if v.effect and m.batch in batches and m.model in _SIZES]
     ratios = span(one.effect for _, one in found if one.effect)
-    ends = [size.upper() for size in _LARGE if any(metric.model == size for metric, _ in found)]
+    ends = [size.upper() for size in _SIZES if any(metric.model == size for metric, _ in found)]
     named = f"{ends[0]} to {ends[-1]}" if len(ends) > 2 else " and ".join(ends)
     folded = f"over merged LoRA, {named}: {ratios}" if ratios else ""
     return "; ".join(filter(None, (measured[0], folded))), measured[1] or [one for _, one in found]
@@ -189,7 +189,7 @@ def _papers_number(checks: Checks, expected: Path) -> Measured:
     return cell_text([*values.values()]), verdicts
 
 
-_LARGE = ("7b", "14b", "32b")
+_SIZES = ("7b", "14b", "32b")  # of merged LoRA in the rows
 _FOLDED = ("table6_folded", "table8_folded", "rollout_folded")
 _MEASURED: Mapping[str, Callable[[Checks, Path], Measured]] = {
     "small_batches": partial(_rollouts, SMALL_BATCHES, _FOLDED, range(1, 9)),
