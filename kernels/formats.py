@@ -61,6 +61,9 @@ NORMAL_FLOAT = (
 
 # What holds a block scale; an E8M0 is the biased exponent of a power of two.
 E4M3, E8M0, FLOAT32 = torch.float8_e4m3fn, torch.uint8, torch.float32
+# The bits of their largest number, as an integer; those of NaN, infinity and negatives are beyond.
+_UINT8, _INT32 = torch.uint8, torch.int32
+_MOST_BITS = {E4M3: (_UINT8, 0x7E), E8M0: (_UINT8, 0xFE), FLOAT32: (_INT32, 0x7F7FFFFF)}
 
 # Between which bytes the block scales of trained weights lie, about: E4M3 of 64 to 448, with 200
 # in the middle.
@@ -271,15 +274,12 @@ def _check_tensor(
 
 
 def _check_scale_values(weight: QuantizedWeight) -> None:
-    if FORMATS[weight.format].scale_dtype == E8M0:
-        if bool((weight.block_scales == 255).any()):
-            raise ValueError(f"{weight.format} block_scales hold 255, which E8M0 reserves for NaN")
-        return
     for name, tensor in weight.tensors().items():
         if name == "codes":
             continue
-        values = tensor.float()
-        if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
+        integers, most = _MOST_BITS[tensor.dtype]
+        low, high = torch.aminmax(tensor.view(integers))
+        if int(low) < 0 or int(high) > most:
             raise ValueError(f"{weight.format} {name} holds NaN, infinity or a negative scale")
 
 

@@ -1,5 +1,7 @@
 """Construction, storage and refusal of `QuantizedWeight`; the Hopper layout, there and back."""
 
+import math
+
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -74,17 +76,14 @@ def test_a_layout_that_does_not_fit_is_refused():
 
 
 def test_scales_that_no_writer_produces_are_refused():
-    nvfp4 = _weight("nvfp4").tensors()
-    nvfp4["block_scales"].view(torch.uint8)[2, 3] = 0x7F
-    with pytest.raises(ValueError, match="block_scales holds NaN"):
-        QuantizedWeight.from_tensors("nvfp4", nvfp4)
-    nvfp4["block_scales"].view(torch.uint8)[2, 3] = 0x80 | 0x38
-    with pytest.raises(ValueError, match="negative"):
-        QuantizedWeight.from_tensors("nvfp4", nvfp4)
-    mxfp4 = _weight("mxfp4").tensors()
-    mxfp4["block_scales"][0, 0] = 255
-    with pytest.raises(ValueError, match="reserves for NaN"):
-        QuantizedWeight.from_tensors("mxfp4", mxfp4)
+    never = {"nvfp4": (0x7F, 0x80 | 0x38), "mxfp4": (255,), "nf4": (math.nan, math.inf, -1.0)}
+    for format, values in never.items():
+        for value in values:
+            tensors = _weight(format).tensors()
+            scales = tensors["block_scales"]
+            (scales.view(torch.uint8) if scales.itemsize == 1 else scales)[2, 1] = value
+            with pytest.raises(ValueError, match=f"{format} block_scales holds NaN"):
+                QuantizedWeight.from_tensors(format, tensors)
 
 
 @pytest.mark.parametrize("format", FORMATS)
