@@ -76,6 +76,7 @@ def require_asking(args: argparse.Namespace) -> None:
         *([partial(_require_new_file, args.out)] if args.out else []),
         partial(sampling_of, args),
         partial(at_of, args.at, args.samples),
+        lambda: require(args.seed >= 0, f"--seed {args.seed}: needs 0 or more"),
         partial(template_source, args.template),
         *(partial(data_of, name, args.limit, args.columns) for name in names_of(args.data)),
     )

@@ -105,7 +105,7 @@ def score(
     else:
         columns = columns_of([request.problem for request in requests])
         texts = [request.text for request in requests]
-        paid = pay(own, texts, columns, getattr(own, "__name__", "function"))
+        paid = pay(own, texts, columns, f"{own.__module__}:{getattr(own, '__name__', '')}")
     return [
         replace(one, unshaped=reward, reward=reward)
         for one, reward in zip(graded, paid, strict=True)

@@ -99,6 +99,7 @@ def test_the_same_line_gives_the_same_record(tmp_path):
         ([*GENERATED, "--samples", "2", "--temperature", "0"], "greedy"),
         ([*GENERATED, "--temperature", "inf"], "temperature is inf"),
         ([*GENERATED, "--tokens", "4096"], "positions; needs 19"),
+        ([*GENERATED, "--seed", "-1"], "--seed -1: needs 0"),
         ([*GENERATED, "--prompt-tokens", "3"], "at most 3"),
         ([*GENERATED, "--out", "no/such/folder/x.json"], "folder"),
         ([*GENERATED, "--out", __file__], "exists; name a new file"),
