@@ -273,7 +273,4 @@ def _noise(run: RunConfig, policy: Policy) -> AbstractContextManager[NoiseReceip
 
 def _mean(values: Sequence[float], unit: str) -> Estimate:
     method = "mean over prompts of the token mean; 95 % t interval"
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return Estimate(value=None, unit=unit, n=0, method=method)
-    return mean_of_problems(known, unit, method)
+    return mean_of_problems([value for value in values if not math.isnan(value)], unit, method)

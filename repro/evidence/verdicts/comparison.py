@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import correlation, fmean, stdev
+from statistics import correlation, stdev
 
 from repro.evidence.estimate import Interval, mean_interval, t_quantile
 from repro.evidence.verdicts import statistics as st
@@ -167,27 +167,17 @@ def blocks_of(claim: Claim, values: Mapping[str, Values]) -> list[list[float]]:
 def _slope(claim: Claim, dose: Dose, block: Sequence[float]) -> float:
     """Return the first slope of a block by least squares, times the dose's size.
 
-    Given variables are first regressed out of the doses; the slope on the residuals is the partial
-    one (Frisch and Waugh, 1933).
+    Beside variables that are given it is the partial one.
     """
+    from scipy.linalg import lstsq
+
     count = len(claim.arms)
     heights, *over = (block[at : at + count] for at in range(0, len(block), count))
-    axes: list[list[float]] = []
-    for column in reversed(over):
-        mean = fmean(column)
-        left = [value - mean for value in column]
-        size = _dot(left, left)
-        for axis in axes:
-            share = _dot(left, axis) / _dot(axis, axis)
-            left = [value - share * part for value, part in zip(left, axis, strict=True)]
-        if _dot(left, left) <= 1e-9 * size:
-            raise ValueError(
-                f"claim {claim.name}: arms {', '.join(claim.arms)} do not differ in "
-                f"{' and '.join(dose.metrics)} by themselves; a slope needs arms of other doses"
-            )
-        axes.append(left)
-    return _dot(axes[-1], _on_scale(claim, heights)) / _dot(axes[-1], axes[-1]) * dose.size
-
-
-def _dot(first: Sequence[float], second: Sequence[float]) -> float:
-    return math.fsum(a * b for a, b in zip(first, second, strict=True))
+    columns = [*zip([1.0] * count, *over, strict=True)]
+    slopes, _, rank, _ = lstsq(columns, _on_scale(claim, heights), cond=1e-6)
+    if rank <= len(over):
+        raise ValueError(
+            f"claim {claim.name}: arms {', '.join(claim.arms)} do not differ in "
+            f"{' and '.join(dose.metrics)} by themselves; a slope needs arms of other doses"
+        )
+    return float(slopes[1]) * dose.size

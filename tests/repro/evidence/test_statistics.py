@@ -52,9 +52,9 @@ def test_pages_test_with_ties_permutes_the_midranks():
 
 
 def test_the_detectable_effect_has_the_power_it_promises():
-    effect = st.minimum_detectable_effect(2.5, 5)
-    shift = effect / 2.5 * math.sqrt(5)
-    assert stats.nct.sf(stats.t.ppf(0.975, 4), 4, shift) == pytest.approx(0.8, abs=1e-3)
+    for n in (2, 3, 5, 8, 100):
+        shift = st.minimum_detectable_effect(2.5, n) / 2.5 * math.sqrt(n)
+        assert stats.nct.sf(stats.t.ppf(0.975, n - 1), n - 1, shift) == pytest.approx(0.8, abs=1e-5)
 
 
 def test_the_sign_flip_test_counts_the_patterns_of_signs():
