@@ -385,7 +385,7 @@ def regress(session: nox.Session) -> None:
     """On a GPU: measure again, compare with what is blessed on it; exit status 0, 1 or 2.
 
     Without arguments: `table3`, `memory_budgets`, `table6`, `step_lengths` and `kernels`, some
-    25 minutes on a bare machine with one H100 80GB.
+    25 minutes on a bare machine with one H100 80GB, and on two GPUs `scaling`.
     Other targets: `nox -s regress -- rollout`; after an interrupt `-- --runs FOLDER`.
     """
     # nox itself ends in 1 whatever failed; here 1 says that something regressed, and nothing else.

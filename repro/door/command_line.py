@@ -220,7 +220,7 @@ def _add_regress(commands: _Commands[argparse.ArgumentParser]) -> None:
         help="measure again on a GPU, and compare with its stored records",
         description=_EXITS,
     )
-    chosen = "default: table6 table3 step_lengths memory_budgets kernels"
+    chosen = "default: table6 table3 step_lengths memory_budgets kernels; on two GPUs scaling"
     _flag(parser, "targets", "TARGET", chosen, nargs="*")
     folder = "continue in this folder (default: a new one, runs/regress/DATE-COMMIT)"
     _flag(parser, "--runs", "FOLDER", folder)
