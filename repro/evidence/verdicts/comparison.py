@@ -174,7 +174,7 @@ def _slope(claim: Claim, dose: Dose, block: Sequence[float]) -> float:
     count = len(claim.arms)
     heights, *over = (block[at : at + count] for at in range(0, len(block), count))
     columns = [*zip([1.0] * count, *over, strict=True)]
-    slopes, _, rank, _ = lstsq(columns, _on_scale(claim, heights), cond=1e-6)
+    slopes, _, rank, _ = lstsq(columns, _on_scale(claim, heights), cond=1e-9)
     if rank <= len(over):
         raise ValueError(
             f"claim {claim.name}: arms {', '.join(claim.arms)} do not differ in "
