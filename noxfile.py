@@ -312,8 +312,6 @@ def gpu_tests(session: nox.Session) -> None:
         # Whatever it ends with: what failed, the JUnit files say, and the sum of them below.
         session.run(*map(str, command), external=True, success_codes=range(-64, 256))
     session.run(python, "-m", "repro.evidence.gpu_tests", str(GPU_TESTS), external=True)
-    picture = GPU_TESTS / "history.svg"
-    session.run(python, "-m", "benchmarks.history", str(timings), str(picture), external=True)
 
 
 @nox.session(name="bless-device", venv_backend="none", default=False)

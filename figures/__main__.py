@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         args = parsed(arguments)
         kinds = _kinds(args)
-        out, expected = Path(args.out), Path(args.expected)
+        out, expected = Path(args.out), expected_folder(args.expected)
         if args.paper:
             word, *names = args.paper
             require(word == "paper", f"{word}: the only word here is `paper`; flags begin with --")
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"figures: {said}", file=sys.stderr)  # noqa: T201
         return 2
     if not drawn:
-        where = f"{args.expected} has no blessed" if args.blessed else f"{args.records} has no"
+        where = f"{expected} has no blessed" if args.blessed else f"{args.records} has no"
         of = f" of {args.target}" if args.target else ""
         print(f"figures: {where} records{of} to draw", file=sys.stderr)  # noqa: T201
     return 0 if drawn else 2
@@ -114,7 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--every-panel", action="store_true", help="of the paper's, those without measurements too"
     )
     parser.add_argument("--target", help="only this target's records")
-    parser.add_argument("--expected", default="expected", help="folder of the paper's numbers")
+    parser.add_argument("--expected", help="folder of the paper's numbers")
     return parser
 
 

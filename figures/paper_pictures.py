@@ -41,6 +41,7 @@ from repro.evidence.store import csv_text
 from repro.judge.check import Checked
 from repro.models.memory_plan import checkpoint_bytes
 from repro.report.systems_rates import absent_because, comparisons, place_in_paper
+from repro.spec.checks import require
 from repro.spec.claim import Metric
 from repro.spec.schedule import sigma_of_stage
 from repro.spec.shapes import shape_named
@@ -301,6 +302,7 @@ def draw(
     columns = max(count for count in range(1, 6) if len(panels) % count == 0)
     pairs = zip(panels, marks_of(name, found, expected), strict=True)
     drawn = [(panel, marks) for panel, marks in pairs if marks]
+    require(bool(drawn), f"{expected} has no numbers of {name}")
     measured = [(panel, marks) for panel, marks in drawn if _measured_marks(marks)]
     drawn = drawn if every_panel or not measured else measured
     every = [mark for _, marks in drawn for mark in marks]

@@ -256,11 +256,12 @@ def problems_of_rows(
     return problems
 
 
-def digest_of_problems(problems: Sequence[Problem], columns: Sequence[str] = ()) -> str:
+def digest_of_problems(problems: Sequence[Problem], *, rows: bool = False) -> str:
     """Return the SHA-256 hex digest of the problems' content and order, for a run's record.
 
-    The rows' `columns` are in it too: those that a reward asks for.
+    With `rows` all columns of theirs are in it too: a reward may ask for any.
     """
+    columns = sorted({str(name) for problem in problems for name in problem.row} if rows else ())
     digest = hashlib.sha256()
     for problem in problems:
         fields = {

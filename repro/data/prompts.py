@@ -265,8 +265,8 @@ def render_within(problem: Problem, template: str, tokenizer: Any, longest: int)
     prompt = render(problem, template, tokenizer)
     if len(prompt) > longest:
         raise ValueError(
-            f"problem {problem.id}: its prompt has {len(prompt)} tokens; this scale takes at most "
-            f"{longest}"
+            f"problem {problem.id}: its prompt has {len(prompt)} tokens; at most {longest} are "
+            "taken (--prompt-tokens of evaluate, max_prompt_tokens of a run)"
         )
     return prompt
 

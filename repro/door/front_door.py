@@ -22,6 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from repro.data.load import is_generated, is_own
+from repro.data.problem import digest_of_problems
 from repro.door.command_line import build_parser
 from repro.door.own_run import request_text, selection_of
 from repro.evaluation.flags import require_asking, require_outside, require_writing
@@ -29,13 +30,14 @@ from repro.evidence.provenance import source_at_start
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, find_record, read_record, record_path, run_folder
 from repro.evidence.score_reached import Reached, score_reached
+from repro.run.data_check import problems_of
 from repro.run.execute import FINE, INTERRUPTED, main_run
 from repro.run.places import runs_folder
 from repro.run.preflight import look_again
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import Tier, require_linux
-from repro.spec.whole_files import require_place
+from repro.spec.whole_files import require_place, sha256_of
 
 _ADAPTER = "adapter_model.safetensors"
 
@@ -150,6 +152,8 @@ def train(
     flags |= {"ranks": ranks, "until": until, "out": out, "steps": steps, "seed": seed}
     flags |= {"revision": revision, "runs": runs}
     flags["reward"] = _function_named(reward) if callable(reward) else reward
+    named = settings is None or isinstance(settings, Mapping)
+    require(named, f"settings is {settings!r}; needs a dict such as {{'arm.lora_rank': 16}}")
     items = (settings or {}).items()
     texts = {k: v if isinstance(v, str) else json.dumps(v, default=str) for k, v in items}
     flags["set"] = [f"{key}={text}" for key, text in texts.items()]
@@ -279,6 +283,8 @@ def _line(command: str, *given: object, **flags: object) -> argparse.Namespace:
         if value is True:
             words.append(flag)
         elif value is not None and value is not False:
+            several = isinstance(value, list | tuple)
+            require(name == "set" or not several, f"{name} is {value!r}; needs one value")
             values = value if isinstance(value, list) else [value]
             words += [f"{flag}={one}" for one in values]
     named = [str(value) for value in given if value is not None]
@@ -294,8 +300,12 @@ def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
     folder, out = runs_folder(args.runs), args.out and Path(args.out)
     selection = selection_of(args)
     (run,) = selection.plan()
-    recorded = find_record(run, folder) is not None
-    require(out is None or recorded or not out.exists(), f"--out {out} exists; name a new folder")
+    recorded = find_record(run, folder)
+    require(
+        out is None or bool(recorded) or not out.exists(), f"--out {out} exists; name a new folder"
+    )
+    if recorded is not None:
+        _require_as_trained(run, read_record(recorded), run_folder(run, folder))
     if out is not None and not out.exists():
         require_outside(out, args.model)
         require_place(out)
@@ -310,6 +320,36 @@ def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
     trained = _trained(run, record, folder, out)
     sys.stdout.write("\n".join(_end_lines(args, run, record, trained)) + "\n")
     return FINE, trained
+
+
+def _require_as_trained(run: RunConfig, record: Record, folder: Path) -> None:
+    """Raise `ValueError` where a finished run's data or model changed since, or its adapter left.
+
+    Files of a model that are no newer than the run are not read.
+    """
+    data, model = run.scale.data, Path(run.scale.checkpoint).expanduser()
+    changed = []
+    if is_own(data.source):
+        rewarded = run.arm.reward_function is not None
+        now = {
+            "train_problems": digest_of_problems(problems_of(data, "train"), rows=rewarded),
+            "test_problems": digest_of_problems(problems_of(data, "test")),
+        }
+        changed += [f"{data.source} ({key})" for key in now if record.inputs.get(key) != now[key]]
+    files = {model / name: sha for name, sha in record.facts.get("checkpoint_files", {}).items()}
+    if model.is_file():
+        files = {model: record.facts["gguf"]["gguf_sha256"]}
+    began = datetime.fromisoformat(record.started).timestamp()
+    for file, digest in files.items() if model.exists() else ():
+        if not file.is_file() or (file.stat().st_ctime > began and sha256_of(file) != digest):
+            changed.append(str(file))
+    sentence = f"{', '.join(changed)} changed since this run was trained"
+    if not changed and not (folder / "adapter" / _ADAPTER).is_file():
+        changed, sentence = [_ADAPTER], f"{folder} has no adapter any more"
+    require(
+        not changed,
+        f"{sentence}; put back what was there, or move {folder}.json away to train again",
+    )
 
 
 def _export(folder: Path, out: Path) -> None:
@@ -382,6 +422,8 @@ def _end_lines(
     template = args.template or run.scale.prompt_template
     asked = ["evaluate", "--adapter", str(adapter), "--data", args.data, "--template", template]
     asked += ["--temperature", "0", "--tokens", str(sampling.max_new_tokens)]
+    longest = str(run.scale.max_prompt_tokens)
+    asked += ["--prompt-tokens", longest] if longest != "1024" else []
     asked += ["--columns", args.columns] if args.columns else []
     asked += ["--held-out"] if is_own(run.scale.data.source) else []
     asked += ["--limit", "100"] if is_generated(run.scale.data.source) else []

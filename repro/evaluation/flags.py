@@ -138,7 +138,9 @@ def at_of(text: str | None, samples: int) -> tuple[int, ...]:
 
 
 def names_of(text: str) -> list[str]:
-    """Return the data sets that `--data` names, each once."""
+    """Return the data sets that `--data` names, each once; a file may have commas in its name."""
+    if Path(text).expanduser().exists():
+        return [text]
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     require(bool(names), "--data names no data set")
     return names

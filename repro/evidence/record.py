@@ -42,6 +42,7 @@ from repro.evidence.provenance import source_at_start, source_states
 from repro.spec.checks import field_types
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.facts import FactNameError, Facts
+from repro.spec.settings import flattened
 from repro.spec.whole_files import stamp_of, write_new
 
 SCHEMA = 3
@@ -269,7 +270,7 @@ def standing_of(planned: Iterable[RunConfig], runs: Path) -> Standing:
 
 def run_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted name, without the planned seeds: a later plan may name more."""
-    return {key: value for key, value in _flatten(config).items() if key != "scale.seeds"}
+    return {key: value for key, value in flattened(config).items() if key != "scale.seeds"}
 
 
 def config_difference(record: Record, run: RunConfig) -> str | None:
@@ -418,12 +419,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return _finite(dataclasses.asdict(value)) if isinstance(value, Estimate) else value
-
-
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict) and value:
-        flat: dict[str, Any] = {}
-        for key, item in value.items():
-            flat.update(_flatten(item, f"{prefix}.{key}" if prefix else str(key)))
-        return flat
-    return {prefix: value}

@@ -78,8 +78,7 @@ class ProblemSets:
     @cached_property
     def train_digest(self) -> str:
         """Digest of the training problems, with the columns that a user's reward may read."""
-        columns = {str(name) for problem in self.train * self.rewarded for name in problem.row}
-        return digest_of_problems(self.train, sorted(columns))
+        return digest_of_problems(self.train, rows=self.rewarded)
 
 
 class RunTally(Tally):

@@ -134,11 +134,7 @@ def _beside_folded(
 
 
 def _rollouts(
-    names: Sequence[str],
-    folded: Sequence[str],
-    batches: Container[int],
-    checks: Checks,
-    expected: Path,
+    names: Sequence[str], batches: Container[int], checks: Checks, expected: Path
 ) -> Measured:
     """Return QeRL's ratios of the rollouts of targets at some batches."""
     pairs = [
@@ -149,7 +145,7 @@ def _rollouts(
         if pair.place in batches
     ]
     measured = ratio_span(pairs), [item.verdict for item in pairs if item.verdict is not None]
-    return _beside_folded(measured, checks, *folded, batches=batches)
+    return _beside_folded(measured, checks, *_FOLDED, batches=batches)
 
 
 def _steps(checks: Checks, expected: Path) -> Measured:
@@ -192,8 +188,8 @@ def _papers_number(checks: Checks, expected: Path) -> Measured:
 _SIZES = ("7b", "14b", "32b")  # of merged LoRA in the rows
 _FOLDED = ("table6_folded", "table8_folded", "rollout_folded")
 _MEASURED: Mapping[str, Callable[[Checks, Path], Measured]] = {
-    "small_batches": partial(_rollouts, SMALL_BATCHES, _FOLDED, range(1, 9)),
-    "large_batches": partial(_rollouts, ("rollout",), _FOLDED, (256,)),
+    "small_batches": partial(_rollouts, SMALL_BATCHES, range(1, 9)),
+    "large_batches": partial(_rollouts, ("rollout",), (256,)),
     "steps": _steps,
     "memory": _memory,
     "papers_number": _papers_number,

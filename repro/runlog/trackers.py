@@ -17,21 +17,11 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from repro.evidence.record import Record
 from repro.spec.checks import require, unknown
 from repro.spec.config import RunConfig
-
-
-class Tracker(Protocol):
-    """Destinations of a run's numbers besides its files."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take a step's finite numbers; steps come in order."""
-
-    def close(self) -> None:
-        """Hand over what is left."""
 
 
 class _TensorBoard:
@@ -71,6 +61,8 @@ class _WandB:
 
 
 # By their packages' names; each is opened with a run's name, digest and settings, and its folder.
+# `log` takes a step's finite numbers, steps in order; `close` hands over what is left.
+Tracker = _TensorBoard | _WandB
 TRACKERS: dict[str, Callable[[str, str, Mapping[str, Any], Path], Tracker]] = {
     "tensorboard": _TensorBoard,
     "wandb": _WandB,

@@ -68,7 +68,8 @@ class Watch:
             return None
         self._said.add("idle")
         shown = "".join(f"\n  {number}. {_cut(text)}" for number, text in enumerate(texts, start=1))
-        return f"{_idle_sentence(self.idle, rollout)}. {_ADVICE}. Some completions:{shown}"
+        advice = "" if any(one.reward for one in rollout.graded) else f"{_ADVICE}. "
+        return f"{_idle_sentence(self.idle, rollout)}. {advice}Some completions:{shown}"
 
     def step(self, values: Mapping[str, Any]) -> str | None:
         """Take a step's values; return a warning if one is due."""

@@ -32,6 +32,16 @@ T = TypeVar("T")
 OMIT_AT_DEFAULT: Mapping[str, bool] = {"left_out_at_default": True}
 
 
+def flattened(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested values by their dotted keys; an empty table is a value."""
+    if not (isinstance(value, dict) and value):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= flattened(item, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
 def plain_values(value: Any) -> Any:
     """Return dataclasses as dictionaries and sequences as tuples; omit fields at such defaults.
 

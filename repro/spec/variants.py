@@ -17,7 +17,7 @@ from typing import Any
 from repro.spec.arm import Arm
 from repro.spec.checks import all_of, require
 from repro.spec.config import DataConfig, TrainScale, digest_of
-from repro.spec.settings import parsed_json, table_of, with_settings
+from repro.spec.settings import flattened, parsed_json, table_of, with_settings
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 
@@ -83,12 +83,12 @@ def with_overrides(
         *(partial(_changed, arm, of_arms) for arm in target.arms),
     )
     arms = tuple(changed)
-    old, new = (_leaves(dataclasses.asdict(of)) for of in (before, scale))
+    old, new = (flattened(json.loads(json.dumps(dataclasses.asdict(of)))) for of in (before, scale))
     words = {key: value for key, value in new.items() if key not in old or old[key] != value}
     # None is for scales that only ask; a change to none would train nothing, run by run.
     require("steps" not in words or scale.steps >= 1, "steps is 0; it must be 1 or more")
     if arms != target.arms:
-        words |= _leaves(of_arms, "arm.")
+        words |= flattened(json.loads(json.dumps(of_arms)), "arm")
     if limit is not None:
         scale, words = limited(scale, limit), words | {"limit": limit}
     if scale == before and arms == target.arms:
@@ -120,17 +120,6 @@ def _changed(arm: Arm, settings: Mapping[str, Any]) -> Arm:
     if isinstance(parsed_json(own.get("noise")), Mapping) and arm.noise is None:
         own.pop("noise")
     return with_settings(arm, own, "arm.")
-
-
-def _leaves(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Return nested values by dotted key, as JSON keeps them."""
-    leaves: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            leaves |= _leaves(value, f"{where}{key}.")
-        else:
-            leaves[f"{where}{key}"] = json.loads(json.dumps(value))
-    return leaves
 
 
 def slug_of(text: str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 import stat
 import sys
@@ -227,3 +228,9 @@ def _naming(path: Path, beside: Path | None = None) -> Iterator[None]:
         if error.errno is None or not own:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:
+        # Of a library in Rust, such as safetensors, whose errors are no `OSError`.
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
 
-from benchmarks import claims, history
+from benchmarks import claims
 from benchmarks import test_claims as rows
 from benchmarks.claim_tables import unit_of
 from benchmarks.device_time import Limits, record_rounds
@@ -200,23 +200,6 @@ def test_an_arm_that_cannot_be_measured_is_skipped_with_a_sentence(monkeypatch):
     monkeypatch.setattr(claims, "missing_library", lambda name: f"needs {name}")
     with pytest.raises(pytest.skip.Exception, match="nf4_lora_bitsandbytes needs bitsandbytes"):
         rows.test_rollout("NF4 bitsandbytes", claims.CELLS[0], 1, benchmark_of())
-
-
-def test_the_history_is_over_the_first_run_that_has_a_row(tmp_path):
-    def run(commit, **medians):
-        named = {"group": "A claim", "name": "", "stats": {}}
-        rows_of = [named | {"name": n, "stats": {"median": m}} for n, m in medians.items()]
-        return {"commit_info": {"id": commit}, "benchmarks": rows_of}
-
-    runs = [run("a", old=2.0), run("b", old=3.0, new=5.0), run("c", new=4.0)]
-    lines = {"A claim": {"old": [(0, 1.0), (1, 1.5)], "new": [(1, 1.0), (2, 0.8)]}}
-    assert history.lines_of(runs) == lines
-    history.draw(runs, tmp_path / "history.svg")
-    assert "A claim" in (tmp_path / "history.svg").read_text(encoding="utf-8")
-    # Also what was stored before rows had groups.
-    stored = sorted((ROOT / "benchmarks").glob("nvidia*/*/*.json"))
-    earlier = history.lines_of([json.loads(path.read_text(encoding="utf-8")) for path in stored])
-    assert len(max(earlier["Kernels at the shapes of 7B"].values(), key=len)) == len(stored) >= 2
 
 
 def test_a_table_has_one_unit():

@@ -1,9 +1,11 @@
 """`train`, `quantize` and `evaluate` of a model of one's own, by command and from Python."""
 
 import re
+import shlex
 import shutil
 import sys
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,10 @@ def test_the_adapter_is_evaluated_and_its_base_quantised_from_python(trained, tm
     assert (repro.quantize(TINY_FOLDER, tmp_path / "nvfp4") / "config.json").is_file()
     with pytest.raises(ValueError, match="int3"):
         repro.quantize(TINY_FOLDER, tmp_path / "int3", format="int3")
+    with pytest.raises(ValueError, match=r"data is .*needs one value"):
+        repro.evaluate("tiny", data=["a", "b"])
+    with pytest.raises(ValueError, match=r"settings is .*needs a dict"):
+        repro.train("tiny", "generated", settings=["steps=1"])
     with pytest.raises(ValueError, match="columns is 'question=a'; needs a dict"):
         repro.evaluate("tiny", data="generated", columns="question=a")
     with pytest.raises(ValueError, match="-x is not there"):
@@ -128,6 +134,28 @@ def test_data_mended_since_are_looked_at_again(tmp_path, monkeypatch):
         with pytest.raises(ends):
             repro.train("tiny", data, settings=SETTINGS, runs=tmp_path / "runs")
     assert main(["train", *LINE, "--runs", str(tmp_path / "runs")]) == INTERRUPTED
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_finished_run_of_other_data_or_another_model_is_no_answer(tmp_path, capsys):
+    model, data = tmp_path / "model", tmp_path / "a,b.csv"
+    shutil.copytree(TINY_FOLDER, model)
+    data.write_text("question,answer\n" + "".join(f"What is {n}?,{n}\n" for n in range(60)))
+    settings = SETTINGS | {"steps": 1, "optimizer.warmup_steps": 0}
+    call = partial(repro.train, model, data, template="tiny", settings=settings, runs=tmp_path)
+    done = call()
+    (line,) = re.findall("repro (evaluate .*)", capsys.readouterr().out)
+    assert main([*shlex.split(line), "--limit", "1", "--tokens", "8"]) == 0
+    for file, word, other in ((data, "What", "what"), (model / "config.json", "{", "{ ")):
+        kept = file.read_text()
+        file.write_text(kept.replace(word, other))
+        with pytest.raises(ValueError, match=rf"{file.name}.* changed since"):
+            call()
+        file.write_text(kept)
+    assert call() == done
+    shutil.rmtree(done.folder / "adapter")
+    with pytest.raises(ValueError, match="has no adapter"):
+        call()
 
 
 @pytest.mark.usefixtures("warm_workers")

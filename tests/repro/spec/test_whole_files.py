@@ -120,7 +120,7 @@ def test_of_half_a_folder_nothing_is_left_and_a_full_disk_is_told_with_its_name(
             raise nameless or OSError(errno.ENOSPC, full, "/source", None, str(folder / "copy"))
 
     full = "No space left on device"
-    for error in (None, OSError(errno.ENOSPC, full)):
+    for error in (None, OSError(errno.ENOSPC, full), RuntimeError(f"{full} (os error 28)")):
         with pytest.raises(OSError, match=full) as caught:
             half(error)
         assert caught.value.filename == str(tmp_path / "out")
