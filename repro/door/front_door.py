@@ -305,7 +305,7 @@ def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
         out is None or bool(recorded) or not out.exists(), f"--out {out} exists; name a new folder"
     )
     if recorded is not None:
-        _require_as_trained(run, read_record(recorded), run_folder(run, folder))
+        _require_as_trained(run, recorded, run_folder(run, folder))
     if out is not None and not out.exists():
         require_outside(out, args.model)
         require_place(out)
@@ -322,13 +322,13 @@ def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
     return FINE, trained
 
 
-def _require_as_trained(run: RunConfig, record: Record, folder: Path) -> None:
+def _require_as_trained(run: RunConfig, recorded: Path, folder: Path) -> None:
     """Raise `ValueError` where a finished run's data or model changed since, or its adapter left.
 
     Files of a model that are no newer than the run are not read.
     """
     data, model = run.scale.data, Path(run.scale.checkpoint).expanduser()
-    changed = []
+    record, changed = read_record(recorded), []
     if is_own(data.source):
         rewarded = run.arm.reward_function is not None
         now = {
@@ -348,7 +348,7 @@ def _require_as_trained(run: RunConfig, record: Record, folder: Path) -> None:
         changed, sentence = [_ADAPTER], f"{folder} has no adapter any more"
     require(
         not changed,
-        f"{sentence}; put back what was there, or move {folder}.json away to train again",
+        f"{sentence}; put back what was there, or move {recorded} away to train again",
     )
 
 
