@@ -75,10 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what was imported out of every later search for garbage: a million objects of torch's.
-
-    Some tests, and what they test, collect garbage themselves.
-    """
+    """Keep what was imported, a million objects of torch's, out of later searches for garbage."""
     gc.collect()
     gc.freeze()
 

@@ -54,7 +54,7 @@ from repro.spec.tier import Tier
 PACKAGES = ("qerl-repro", "torch", "triton", "transformers", "peft")
 _run = partial(RunConfig, target="peers", target_version=1, tier=Tier.PAPER.value)
 _LEARNING_RATE = 1e-5
-# Rows are small tensors on the host: BF16's step took 1.90 s with 32 threads, 1.13 s with these.
+# Rows are small tensors on the host: BF16's step took 0.8 s more with 32 threads than with these.
 _THREADS = 4
 # More steps than are ever timed, so that no schedule ends.
 _MOST_STEPS = 1000

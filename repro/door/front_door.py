@@ -22,7 +22,6 @@ from statistics import fmean
 from typing import Any
 
 from repro.data.load import is_generated, is_own
-from repro.data.problem import digest_of_problems
 from repro.door.command_line import build_parser
 from repro.door.own_run import request_text, selection_of
 from repro.evaluation.flags import require_asking, require_outside, require_writing
@@ -30,7 +29,6 @@ from repro.evidence.provenance import source_at_start
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, find_record, read_record, record_path, run_folder
 from repro.evidence.score_reached import Reached, score_reached
-from repro.run.data_check import problems_of
 from repro.run.execute import FINE, INTERRUPTED, main_run
 from repro.run.places import runs_folder
 from repro.run.preflight import look_again
@@ -323,33 +321,39 @@ def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
 
 
 def _require_as_trained(run: RunConfig, recorded: Path, folder: Path) -> None:
-    """Raise `ValueError` where a finished run's data or model changed since, or its adapter left.
+    """Raise `ValueError` where a finished run's data or model changed, or what it left is gone.
 
-    Files of a model that are no newer than the run are not read.
+    Data and models of the hub are as they were.
     """
-    data, model = run.scale.data, Path(run.scale.checkpoint).expanduser()
-    record, changed = read_record(recorded), []
-    if is_own(data.source):
+    from repro.data.problem_sets import ProblemSets
+    from repro.models.checkpoint import digests_of_read
+
+    scale, record = run.scale, read_record(recorded)
+    read, was, now = Path(scale.checkpoint).expanduser(), {}, {}
+    if any(is_own(data.source) for data in (scale.data, *(one.data for one in scale.test_sets))):
         rewarded = run.arm.reward_function is not None
-        now = {
-            "train_problems": digest_of_problems(problems_of(data, "train"), rows=rewarded),
-            "test_problems": digest_of_problems(problems_of(data, "test")),
-        }
-        changed += [f"{data.source} ({key})" for key in now if record.inputs.get(key) != now[key]]
-    files = {model / name: sha for name, sha in record.facts.get("checkpoint_files", {}).items()}
-    if model.is_file():
-        files = {model: record.facts["gguf"]["gguf_sha256"]}
-    began = datetime.fromisoformat(record.started).timestamp()
-    for file, digest in files.items() if model.exists() else ():
-        if not file.is_file() or (file.stat().st_ctime > began and sha256_of(file) != digest):
-            changed.append(str(file))
-    sentence = f"{', '.join(changed)} changed since this run was trained"
-    if not changed and not (folder / "adapter" / _ADAPTER).is_file():
-        changed, sentence = [_ADAPTER], f"{folder} has no adapter any more"
+        sets = ProblemSets.of(scale, trains=True, rewarded=rewarded)
+        now = sets.digests | {"train_problems": sets.train_digest}
+        was = {name: record.inputs.get(name) for name in now}
+    if read.is_dir():
+        was, now = was | record.facts["checkpoint_files"], now | digests_of_read(read)
+    elif read.is_file():
+        was |= {read.name: record.facts.get("gguf", {}).get("gguf_sha256")}
+        now |= {read.name: sha256_of(read)}
+    other = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+    gone = not (folder / _left(run)).is_dir()
+    sources = f"{scale.checkpoint} and {scale.data.source}"
+    why = f"{', '.join(other)} changed since this run was trained on {sources}"
     require(
-        not changed,
-        f"{sentence}; put back what was there, or move {recorded} away to train again",
+        not other and not gone,
+        f"{why if other else f'{folder / _left(run)} is gone'}; put back what was there, or move "
+        f"{recorded} away to train again",
     )
+
+
+def _left(run: RunConfig) -> str:
+    """Return the folder, in a run's own, of what was trained."""
+    return "model" if run.arm.training == "full" else "adapter"
 
 
 def _export(folder: Path, out: Path) -> None:
@@ -417,10 +421,11 @@ def _end_lines(
     elif args.until is not None:
         lines.append(f"did not reach {args.until:g} % at a test in {trained.steps} steps")
     minutes = "" if trained.seconds is None else f" ({trained.seconds / 60:.1f} minutes)"
-    adapter = trained.out or trained.folder / "adapter"
+    left = trained.out or trained.folder / _left(run)
     sampling = run.scale.evaluation.sampling
     template = args.template or run.scale.prompt_template
-    asked = ["evaluate", "--adapter", str(adapter), "--data", args.data, "--template", template]
+    named = ["--adapter", str(left)] if run.arm.training == "lora" else [str(left)]
+    asked = ["evaluate", *named, "--data", args.data, "--template", template]
     asked += ["--temperature", "0", "--tokens", str(sampling.max_new_tokens)]
     longest = str(run.scale.max_prompt_tokens)
     asked += ["--prompt-tokens", longest] if longest != "1024" else []
@@ -429,7 +434,7 @@ def _end_lines(
     asked += ["--limit", "100"] if is_generated(run.scale.data.source) else []
     merged = [str(trained.folder), f"{trained.out or 'my-model'}-merged", "--as", "merged"]
     following = [asked] if trained.accuracy_after is not None else []
-    following.append(["export", *merged])
+    following += [["export", *merged]] if run.arm.training == "lora" else []
     rewards = [value for value in record.series.get("reward", ()) if value is not None]
     edge = max(1, min(_EDGE, len(rewards) // 2))
     if rewards:
@@ -439,7 +444,7 @@ def _end_lines(
         *lines,
         f"Held-out accuracy, greedy: {percent(trained.accuracy_before)} before, "
         f"{percent(trained.accuracy_after)} after {trained.steps} steps{minutes}.",
-        f"The adapter is in {adapter}, the run in {trained.folder}.",
+        f"The {_left(run)} is in {left}, the run in {trained.folder}.",
         "Next:",
         *(f"  python -m repro {shlex.join(command)}" for command in following),
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import warnings
 from functools import partial
 from pathlib import Path
@@ -139,7 +140,7 @@ def at_of(text: str | None, samples: int) -> tuple[int, ...]:
 
 def names_of(text: str) -> list[str]:
     """Return the data sets that `--data` names, each once; a file may have commas in its name."""
-    if Path(text).expanduser().exists():
+    if os.path.exists(os.path.expanduser(re.sub("^(file|folder):", "", text))):
         return [text]
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     require(bool(names), "--data names no data set")

@@ -22,6 +22,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from repro.data.problem_sets import ProblemSets
 from repro.distributed import ALONE, BatchError, Ranks
 from repro.evaluation.scale_evaluator import ScaleEvaluator
 from repro.evidence.procedure import Measured, Progress, RunContext, Stopped
@@ -30,7 +31,7 @@ from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
 from repro.models.memory_plan import training_memory
 from repro.models.policy import Policy, device_bytes, load_policy, trainable_parameters
-from repro.procedures.loaded_run import LoadedRun, ProblemSets, RunTally
+from repro.procedures.loaded_run import LoadedRun, RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Graded, GradingRequest
 from repro.rl.clock import Clock

@@ -105,7 +105,8 @@ def score(
     else:
         columns = columns_of([request.problem for request in requests])
         texts = [request.text for request in requests]
-        paid = pay(own, texts, columns, f"{own.__module__}:{getattr(own, '__name__', '')}")
+        named = getattr(own, "__name__", type(own).__name__)
+        paid = pay(own, texts, columns, f"{own.__module__}:{named}")
     return [
         replace(one, unshaped=reward, reward=reward)
         for one, reward in zip(graded, paid, strict=True)

@@ -27,6 +27,7 @@ from pathlib import Path
 _MOST_LINKS = 40
 _LOCK = "lock"
 # A file that is mounted alone, as containers do, or another's in a folder such as /tmp.
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _NOT_RENAMED_ONTO = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
 Content = bytes | Callable[[Path], None]
@@ -231,6 +232,7 @@ def _naming(path: Path, beside: Path | None = None) -> Iterator[None]:
     except Exception as error:
         # Of a library in Rust, such as safetensors, whose errors are no `OSError`.
         number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
+        code = int(number[1]) if number else 0
+        if isinstance(error, ValueError) or code not in _OF_WRITING:
             raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise OSError(code, os.strerror(code), str(path)) from error

@@ -48,6 +48,9 @@ def test_curves_are_of_the_target_whose_records_they_are(every_blessed, tmp_path
 def test_nothing_to_draw_is_said_and_is_no_success(tmp_path, capsys, monkeypatch):
     assert main(["--records", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "no records" in capsys.readouterr().err
+    (tmp_path / "paper").mkdir()
+    assert main(["--blessed", "--expected", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "no blessed records" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)  # `expected/` is found from any folder
     assert main(["--blessed", "--target", "learning_coder_1_5b", "--out", str(tmp_path)]) == 2
     assert "no records are blessed" in capsys.readouterr().err

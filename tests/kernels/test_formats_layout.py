@@ -84,6 +84,8 @@ def test_scales_that_no_writer_produces_are_refused():
             (scales.view(torch.uint8) if scales.itemsize == 1 else scales)[2, 1] = value
             with pytest.raises(ValueError, match=f"{format} block_scales holds NaN"):
                 QuantizedWeight.from_tensors(format, tensors)
+    tensors["block_scales"][2, 1] = -0.0
+    QuantizedWeight.from_tensors(format, tensors)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -93,10 +93,7 @@ IDLE_GRADERS: list = []  # workers that no pool has now
 
 @contextmanager
 def graders_kept(idle):
-    """Let a pool leave its idle workers to the next one: a second of SymPy's imports less for each.
-
-    Workers know nothing of the pairs of before but how to read them; pools remember on their own.
-    """
+    """Let a pool leave its idle workers to the next one, which saves a second of imports each."""
     start, close = GraderPool._start, GraderPool.close
 
     def started(pool):

@@ -173,11 +173,13 @@ def _slope(claim: Claim, dose: Dose, block: Sequence[float]) -> float:
 
     count = len(claim.arms)
     heights, *over = (block[at : at + count] for at in range(0, len(block), count))
-    columns = [*zip([1.0] * count, *over, strict=True)]
+    units = [max(map(abs, column)) or 1.0 for column in over]
+    scaled = [[v / unit for v in column] for unit, column in zip(units, over, strict=True)]
+    columns = [*zip([1.0] * count, *scaled, strict=True)]
     slopes, _, rank, _ = lstsq(columns, _on_scale(claim, heights), cond=1e-9)
     if rank <= len(over):
         raise ValueError(
             f"claim {claim.name}: arms {', '.join(claim.arms)} do not differ in "
             f"{' and '.join(dose.metrics)} by themselves; a slope needs arms of other doses"
         )
-    return float(slopes[1]) * dose.size
+    return float(slopes[1]) / units[0] * dose.size

@@ -137,24 +137,29 @@ def test_data_mended_since_are_looked_at_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("warm_workers")
-def test_a_finished_run_of_other_data_or_another_model_is_no_answer(tmp_path, capsys):
+@pytest.mark.parametrize("training", ["lora", "full"])
+def test_a_finished_run_of_other_data_or_another_model_is_no_answer(tmp_path, capsys, training):
     model, data = tmp_path / "model", tmp_path / "a,b.csv"
     shutil.copytree(TINY_FOLDER, model)
     data.write_text("question,answer\n" + "".join(f"What is {n}?,{n}\n" for n in range(60)))
-    settings = SETTINGS | {"steps": 1, "optimizer.warmup_steps": 0}
-    call = partial(repro.train, model, data, template="tiny", settings=settings, runs=tmp_path)
+    settings = SETTINGS | {"steps": 1, "optimizer.warmup_steps": 0, "arm.training": training}
+    how = {"format": "bf16", "template": "tiny", "settings": settings, "runs": tmp_path / "runs"}
+    call = partial(repro.train, model, data, **how)
     done = call()
     (line,) = re.findall("repro (evaluate .*)", capsys.readouterr().out)
     assert main([*shlex.split(line), "--limit", "1", "--tokens", "8"]) == 0
-    for file, word, other in ((data, "What", "what"), (model / "config.json", "{", "{ ")):
+    for file, word, named in (
+        (data, "W", "train_problems"),
+        (model / "config.json", "{", "config"),
+    ):
         kept = file.read_text()
-        file.write_text(kept.replace(word, other))
-        with pytest.raises(ValueError, match=rf"{file.name}.* changed since"):
+        file.write_text(kept.replace(word, f" {word}"))
+        with pytest.raises(ValueError, match=rf"{named}.* changed since"):
             call()
         file.write_text(kept)
     assert call() == done
-    shutil.rmtree(done.folder / "adapter")
-    with pytest.raises(ValueError, match="has no adapter"):
+    shutil.rmtree(done.folder / {"lora": "adapter", "full": "model"}[training])
+    with pytest.raises(ValueError, match="is gone"):
         call()
 
 

@@ -9,10 +9,7 @@ def problem(text, answer, level=None):
 
 
 class Writer:
-    """A sampler whose completions are given texts, by question.
-
-    Its `requests` are the prompts, seeds and sampling of each call.
-    """
+    """A sampler whose completions are given texts, by question."""
 
     def __init__(self, tokenizer, texts):
         self.tokenizer, self.texts, self.requests = tokenizer, texts, []

@@ -360,6 +360,12 @@ def test_a_slope_is_what_the_metric_gains_by_a_dose_within_each_seed():
     verdict = _judged(a_claim, by_metric)
     assert verdict.n == 5
     assert verdict.effect == pytest.approx(4.0)
+    for unit in (1e-10, 1e10):
+        doses = {
+            arm: {n: v * unit for n, v in of.items()} for arm, of in by_metric["entropy"].items()
+        }
+        in_unit = dataclasses.replace(a_claim, dose=Dose("entropy", 0.1 * unit))
+        assert _judged(in_unit, by_metric | {"entropy": doses}).effect == pytest.approx(4.0)
 
 
 def test_what_is_held_fixed_takes_nothing_from_a_slope():

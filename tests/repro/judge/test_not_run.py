@@ -24,10 +24,7 @@ SELECTION = Selection(target=ROLLOUT, tier=Tier.SYSTEMS)
 
 @pytest.fixture(scope="module")
 def records():
-    """Return what both arms would leave where the 16-bit one does not fit 256 rows at 32B.
-
-    They are of the device whose bars name every cell.
-    """
+    """Return what both arms would leave where the 16-bit one does not fit 256 rows at 32B."""
     return [made_up(run) for run in plan(ROLLOUT, Tier.SYSTEMS)]
 
 

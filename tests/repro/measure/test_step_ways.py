@@ -1,7 +1,4 @@
-"""Every way of training makes a whole measured step: on a CUDA device where there is one.
-
-On a CPU the clock's events are the host's and numbers are float32.
-"""
+"""Every way of training makes a whole measured step: on a CUDA device where there is one."""
 
 import dataclasses
 import importlib.util

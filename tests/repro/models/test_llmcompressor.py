@@ -1,7 +1,4 @@
-"""What llm-compressor's NVFP4A16 stores of bfloat16 checkpoints, and what is stored here.
-
-The facts are in `llmcompressor_facts.json`, written by `llmcompressor_oracle.py`.
-"""
+"""What llm-compressor's NVFP4A16 stores of bfloat16 checkpoints, and what is stored here."""
 
 import json
 

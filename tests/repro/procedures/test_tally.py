@@ -6,11 +6,11 @@ import shutil
 import pytest
 
 from repro.data.problem import digest_of_problems
+from repro.data.problem_sets import ProblemSets
 from repro.evidence.procedure import Stopped
 from repro.models.checkpoint import TINY_FOLDER, checkpoint_inputs, digest_of_files, weights_digest
 from repro.models.policy import load_policy
 from repro.procedures import loaded_run as module
-from repro.procedures.loaded_run import ProblemSets
 from repro.procedures.train import train_and_evaluate
 from tests.repro.procedures.conftest import SCALE
 from tests.repro.small_runs import context_of, small_run

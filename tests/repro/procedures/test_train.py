@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from repro.data.problem_sets import ProblemSets
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Stopped
 from repro.evidence.receipts import violations
 from repro.evidence.record import read_record
 from repro.models.memory_plan import training_memory
-from repro.procedures.loaded_run import ProblemSets
 from repro.procedures.train import evaluate_untrained, fitting_update, train_and_evaluate
 from repro.run.carry_out import keep, procedure_named
 from repro.runlog.run_logger import read_lines

@@ -1,7 +1,4 @@
-"""What counts as equal: the table of docs/grading.md and the corpus, through real workers.
-
-The corpus (equality.jsonl, beside this file) holds more of each row under its name.
-"""
+"""What counts as equal: the table of docs/grading.md and the corpus, through real workers."""
 
 import json
 import re

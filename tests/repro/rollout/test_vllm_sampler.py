@@ -1,7 +1,4 @@
-"""The vLLM sampler against a stand-in for `vllm.LLM` that computes from what it is handed.
-
-It loads folder and adapters from their files and samples by this project's plain sampler.
-"""
+"""The vLLM sampler against a stand-in for `vllm.LLM` that computes from what it is handed."""
 
 import dataclasses
 import importlib.machinery

@@ -1,7 +1,4 @@
-"""On a CUDA device: a published checkpoint's way in small, from its folder to files for others.
-
-The scale's own optimiser, whose moments are in 8 bits, the engine and the packed rows.
-"""
+"""On a CUDA device: a published checkpoint's way in small, from its folder to files for others."""
 
 import pytest
 import torch

@@ -142,11 +142,11 @@ def with_fault(tmp_path, monkeypatch, warm_workers):
     """Return what carries out a run with a fault planted in one of its two ranks."""
     body = planted("rank_faults", FAULTS, tmp_path, monkeypatch).body
 
-    def go(run, fault="", rank=1, at=2, ranks=2, stop=lambda: False, stall=60.0):
+    def go(run, fault="", rank=1, at=2, ranks=2, stop=lambda: False, stall=60.0, runs=None):
         monkeypatch.setenv("FAULT", fault)
         monkeypatch.setenv("FAULTY", str(rank))
         monkeypatch.setenv("AT", str(at))
-        runs = tmp_path / "runs"
+        runs = runs or tmp_path / "runs"
         runs.mkdir(exist_ok=True)
         carry_out = Ranked(ranks=ranks, stall=stall, body=body)
         carry_out([run], runs, context_of(run_folder(run, runs), should_stop=stop))
@@ -216,6 +216,16 @@ def test_a_run_goes_on_whenever_a_rank_is_killed(alone, with_fault, tmp_path, fa
     (killed,) = tmp_path.rglob("killed")
     assert time.time() - killed.stat().st_mtime < 10
     require_equal(alone(run), with_fault(run))
+
+
+@pytest.mark.nightly
+def test_two_starts_by_two_ranks_are_equal_to_the_bit(with_fault, tmp_path):
+    one, two = (with_fault(run_of(), runs=tmp_path / name) for name in ("one", "two"))
+    own, other = (read_record(path).series for path in (one, two))
+    assert {"loss", "grad_norm", "entropy"} < own.keys()
+    assert own == other
+    adapters = [next(path.parents[3].rglob("adapter_model.safetensors")) for path in (one, two)]
+    assert adapters[0].read_bytes() == adapters[1].read_bytes()
 
 
 def test_a_stalled_rank_is_named_in_bounded_time(with_fault):
