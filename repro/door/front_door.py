@@ -302,6 +302,10 @@ def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
     require(
         out is None or bool(recorded) or not out.exists(), f"--out {out} exists; name a new folder"
     )
+    require(
+        out is None or _left(run) == "adapter",
+        f"--out {out} is for an adapter, and arm.training is full; the run's folder has the model",
+    )
     if recorded is not None:
         _require_as_trained(run, recorded, run_folder(run, folder))
     if out is not None and not out.exists():

@@ -195,6 +195,7 @@ def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(tmp_path, ca
         ("--data {folder}/unanswered.csv", "`answer` is missing"),
         ("--reward bad_rewards:too_few", "returned [1.0] for 2 completions"),
         ("--out {folder}", "name a new folder"),
+        ("--out new --format bf16 --set arm.training=full", "is for an adapter"),
         ("--out {folder}/bad_rewards.py/out", "bad_rewards.py is no folder"),
         ("--model {tiny} --template tiny --out {tiny}/out", "lies in"),
     ],
