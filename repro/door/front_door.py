@@ -47,7 +47,8 @@ class TrainedRun:
     Attributes
     ----------
     folder
-        The run's folder: `metrics.jsonl`, and `adapter/` with what was trained, in float32.
+        The run's folder: `metrics.jsonl`, and `adapter/` with what was trained, in float32; after
+        full training `model/`.
     out
         The exported adapter with its tokenizer, or None where none was requested.
     accuracy_before, accuracy_after
@@ -90,8 +91,8 @@ def train(
 ) -> TrainedRun:
     """Train LoRA on a model's quantised weights by reinforcement learning, and export the adapter.
 
-    The run is recorded in `runs`. The same call resumes one that was stopped, and returns at once
-    for one that is finished. Call it from the main thread.
+    The run is recorded in `runs`. The same call resumes one that was stopped. It returns what one
+    that is finished left, if data and model are the same. Call it from the main thread.
 
     Parameters
     ----------
@@ -119,7 +120,8 @@ def train(
         Percent of correct greedy answers to held-out problems at which training ends; tested about
         ten times along the run.
     out
-        New folder for the adapter in PEFT's layout, with its tokenizer; must not exist.
+        New folder for the adapter in PEFT's layout, with its tokenizer; must not exist. Full
+        training takes none.
     steps
         Optimiser steps; None takes 150 on a GPU, 8 on a CPU, of the model `tiny` 30.
     revision
@@ -327,10 +329,10 @@ def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
 def _require_as_trained(run: RunConfig, recorded: Path, folder: Path) -> None:
     """Raise `ValueError` where a finished run's data or model changed, or what it left is gone.
 
-    Data and models of the hub are as they were.
+    Models of the hub and public sets are not asked.
     """
     from repro.data.problem_sets import ProblemSets
-    from repro.models.checkpoint import digests_of_read
+    from repro.models.checkpoint import digests_of_read, verify
 
     scale, record = run.scale, read_record(recorded)
     read, was, now = Path(scale.checkpoint).expanduser(), {}, {}
@@ -340,12 +342,13 @@ def _require_as_trained(run: RunConfig, recorded: Path, folder: Path) -> None:
         now = sets.digests | {"train_problems": sets.train_digest}
         was = {name: record.inputs.get(name) for name in now}
     if read.is_dir():
+        verify(read)  # what a manifest lists is not read again
         was, now = was | record.facts["checkpoint_files"], now | digests_of_read(read)
     elif read.is_file():
         was |= {read.name: record.facts.get("gguf", {}).get("gguf_sha256")}
         now |= {read.name: sha256_of(read)}
     other = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
-    gone = not (folder / _left(run)).is_dir()
+    gone = not any((folder / _left(run)).glob("*.safetensors"))
     sources = f"{scale.checkpoint} and {scale.data.source}"
     why = f"{', '.join(other)} changed since this run was trained on {sources}"
     require(
@@ -449,7 +452,7 @@ def _end_lines(
         f"Held-out accuracy, greedy: {percent(trained.accuracy_before)} before, "
         f"{percent(trained.accuracy_after)} after {trained.steps} steps{minutes}.",
         f"The {_left(run)} is in {left}, the run in {trained.folder}.",
-        "Next:",
+        *(["Next:"] if following else []),
         *(f"  python -m repro {shlex.join(command)}" for command in following),
     ]
 

@@ -27,8 +27,8 @@ from pathlib import Path
 _MOST_LINKS = 40
 _LOCK = "lock"
 # A file that is mounted alone, as containers do, or another's in a folder such as /tmp.
-_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _NOT_RENAMED_ONTO = (errno.EBUSY, errno.EPERM, errno.EACCES)
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 Content = bytes | Callable[[Path], None]
 
