@@ -13,9 +13,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-_FAULTS = frozenset(
-    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV)
-)
+from repro.spec.whole_files import DISK_FAULTS
+
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR)
 
 
@@ -25,7 +24,7 @@ class DiskError(ValueError):
 
 def is_disk_fault(error: OSError, place: Path) -> bool:
     """Return whether an error comes from the disk or a path below `place`, not from the run."""
-    if error.errno in _FAULTS:
+    if error.errno in DISK_FAULTS:
         return True
     named = error.filename
     return isinstance(named, str | Path) and Path(named).absolute().is_relative_to(place.absolute())
@@ -35,7 +34,7 @@ def sentence_of(error: OSError, place: Path | None = None) -> str:
     """Return an error as a sentence without a traceback, about its own path or `place`."""
     own = error.filename2 or error.filename  # when renaming, the new name
     named = own if isinstance(own, str | Path) else place
-    if named is None and error.errno in _FAULTS:
+    if named is None and error.errno in DISK_FAULTS:
         named = "standard output or a cache"  # whatever else is written to has its name here
     if named is None or error.errno is None:
         return str(error) or type(error).__name__

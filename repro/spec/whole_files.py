@@ -24,11 +24,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+# What a disk says that cannot be written to.
+DISK_FAULTS = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV)
+)
 _MOST_LINKS = 40
 _LOCK = "lock"
 # A file that is mounted alone, as containers do, or another's in a folder such as /tmp.
 _NOT_RENAMED_ONTO = (errno.EBUSY, errno.EPERM, errno.EACCES)
-_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 Content = bytes | Callable[[Path], None]
 
@@ -233,6 +236,6 @@ def _naming(path: Path, beside: Path | None = None) -> Iterator[None]:
         # Of a library in Rust, such as safetensors, whose errors are no `OSError`.
         number = re.search(r"\(os error (\d+)\)", str(error))
         code = int(number[1]) if number else 0
-        if isinstance(error, ValueError) or code not in _OF_WRITING:
+        if isinstance(error, ValueError) or code not in DISK_FAULTS:
             raise
         raise OSError(code, os.strerror(code), str(path)) from error
