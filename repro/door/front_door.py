@@ -27,7 +27,7 @@ from repro.door.own_run import request_text, selection_of
 from repro.evaluation.flags import require_asking, require_outside, require_writing
 from repro.evidence.provenance import source_at_start
 from repro.evidence.receipts import violations
-from repro.evidence.record import Record, find_record, read_record, record_path, run_folder
+from repro.evidence.record import TRAINED, Record, find_record, read_record, record_path, run_folder
 from repro.evidence.score_reached import Reached, score_reached
 from repro.run.execute import FINE, INTERRUPTED, main_run
 from repro.run.places import runs_folder
@@ -305,7 +305,7 @@ def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
         out is None or bool(recorded) or not out.exists(), f"--out {out} exists; name a new folder"
     )
     require(
-        out is None or _left(run) == "adapter",
+        out is None or TRAINED[run.arm.training] == "adapter",
         f"--out {out} is for an adapter, and arm.training is full; the run's folder has the model",
     )
     if recorded is not None:
@@ -348,19 +348,15 @@ def _require_as_trained(run: RunConfig, recorded: Path, folder: Path) -> None:
         was |= {read.name: record.facts.get("gguf", {}).get("gguf_sha256")}
         now |= {read.name: sha256_of(read)}
     other = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
-    gone = not any((folder / _left(run)).glob("*.safetensors"))
+    trained = folder / TRAINED[run.arm.training]
+    gone = not any(trained.glob("*.safetensors"))
     sources = f"{scale.checkpoint} and {scale.data.source}"
     why = f"{', '.join(other)} changed since this run was trained on {sources}"
     require(
         not other and not gone,
-        f"{why if other else f'{folder / _left(run)} is gone'}; put back what was there, or move "
+        f"{why if other else f'{trained} is gone'}; put back what was there, or move "
         f"{recorded} away to train again",
     )
-
-
-def _left(run: RunConfig) -> str:
-    """Return the folder, in a run's own, of what was trained."""
-    return "model" if run.arm.training == "full" else "adapter"
 
 
 def _export(folder: Path, out: Path) -> None:
@@ -428,14 +424,14 @@ def _end_lines(
     elif args.until is not None:
         lines.append(f"did not reach {args.until:g} % at a test in {trained.steps} steps")
     minutes = "" if trained.seconds is None else f" ({trained.seconds / 60:.1f} minutes)"
-    left = trained.out or trained.folder / _left(run)
+    kind = TRAINED[run.arm.training]
+    left = trained.out or trained.folder / kind
     sampling = run.scale.evaluation.sampling
     template = args.template or run.scale.prompt_template
     named = ["--adapter", str(left)] if run.arm.training == "lora" else [str(left)]
     asked = ["evaluate", *named, "--data", args.data, "--template", template]
     asked += ["--temperature", "0", "--tokens", str(sampling.max_new_tokens)]
-    longest = str(run.scale.max_prompt_tokens)
-    asked += ["--prompt-tokens", longest] if longest != "1024" else []
+    asked += ["--prompt-tokens", str(run.scale.max_prompt_tokens)]
     asked += ["--columns", args.columns] if args.columns else []
     asked += ["--held-out"] if is_own(run.scale.data.source) else []
     asked += ["--limit", "100"] if is_generated(run.scale.data.source) else []
@@ -451,7 +447,7 @@ def _end_lines(
         *lines,
         f"Held-out accuracy, greedy: {percent(trained.accuracy_before)} before, "
         f"{percent(trained.accuracy_after)} after {trained.steps} steps{minutes}.",
-        f"The {_left(run)} is in {left}, the run in {trained.folder}.",
+        f"The {kind} is in {left}, the run in {trained.folder}.",
         *(["Next:"] if following else []),
         *(f"  python -m repro {shlex.join(command)}" for command in following),
     ]

@@ -221,6 +221,10 @@ def record_path(run: RunConfig, runs: Path) -> Path:
     return runs / run.tier / run.target / run.arm.name / f"seed-{run.seed}.json"
 
 
+# The folder, in a run's own, of what was trained.
+TRAINED = {"lora": "adapter", "full": "model"}
+
+
 def run_folder(run: RunConfig, runs: Path) -> Path:
     """Return the run's working folder, for checkpoints; its name includes the digest."""
     return record_path(run, runs).with_suffix("") / run.digest()[:12]

@@ -26,6 +26,7 @@ from repro.data.problem_sets import ProblemSets
 from repro.distributed import ALONE, BatchError, Ranks
 from repro.evaluation.scale_evaluator import ScaleEvaluator
 from repro.evidence.procedure import Measured, Progress, RunContext, Stopped
+from repro.evidence.record import TRAINED
 from repro.measure.device_state import release, reset_peak
 from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
@@ -294,6 +295,6 @@ def _distance(policy: Policy, start: dict[str, Tensor]) -> float:
 
 def keep_policy(policy: Policy, folder: Path) -> None:
     """Save the trained weights as `adapter/` (LoRA) or `model/` in `folder`, replacing old ones."""
-    name, save = ("adapter", save_adapter) if policy.training == "lora" else ("model", write_merged)
-    shutil.rmtree(folder / name, ignore_errors=True)
-    save(policy, folder / name)
+    place = folder / TRAINED[policy.training]
+    shutil.rmtree(place, ignore_errors=True)
+    (save_adapter if policy.training == "lora" else write_merged)(policy, place)
