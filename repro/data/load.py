@@ -30,12 +30,17 @@ _MOST_GENERATED = 1_000_000
 _SOURCES = (_GENERATED, *PUBLIC_SETS, "folder:PATH", "file:PATH", "hub:OWNER/NAME")
 
 
+def without_kind(named: str) -> str:
+    """Return what a user named without `file:`, `folder:` or `hub:` before it."""
+    return next((named.removeprefix(p) for p in _OWN_PREFIXES if named.startswith(p)), named)
+
+
 def source_named(named: str) -> str:
     """Return `DataConfig.source` for what a user named; `ValueError` where it is nothing known.
 
     Known are public sets, `generated`, files and folders that exist, and sets on the hub.
     """
-    bare = next((named.removeprefix(p) for p in _OWN_PREFIXES if named.startswith(p)), named)
+    bare = without_kind(named)
     require(bool(bare.strip()), f"--data {named!r} names no problems")
     path = Path(bare).expanduser()
     if path.exists():

@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import warnings
 from functools import partial
 from pathlib import Path
 
-from repro.data.load import is_generated, is_own, source_named
+from repro.data.load import is_generated, is_own, source_named, without_kind
 from repro.data.own import parse_columns
 from repro.data.prompts import template_source
 from repro.spec.arm import FOUR_BIT_FORMATS, NoiseConfig
@@ -140,7 +139,7 @@ def at_of(text: str | None, samples: int) -> tuple[int, ...]:
 
 def names_of(text: str) -> list[str]:
     """Return the data sets that `--data` names, each once; a file may have commas in its name."""
-    if os.path.exists(os.path.expanduser(re.sub("^(file|folder):", "", text))):
+    if os.path.exists(os.path.expanduser(without_kind(text))):
         return [text]
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     require(bool(names), "--data names no data set")
