@@ -60,9 +60,9 @@ class _WandB:
         self._run.finish()
 
 
-# By their packages' names; each is opened with a run's name, digest and settings, and its folder.
 # `log` takes a step's finite numbers, steps in order; `close` hands over what is left.
 Tracker = _TensorBoard | _WandB
+# By their packages' names; each is opened with a run's name, digest and settings, and its folder.
 TRACKERS: dict[str, Callable[[str, str, Mapping[str, Any], Path], Tracker]] = {
     "tensorboard": _TensorBoard,
     "wandb": _WandB,

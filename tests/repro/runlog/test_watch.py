@@ -52,6 +52,7 @@ def test_five_idle_steps_are_one_warning_with_accuracy_and_completions(reward, w
     assert said.index(warning) == 4
     assert f"for 5 steps: {why}; accuracy by the lenient reading is 25.0%" in warning
     assert "\n  1. one\n  2. two lines\n  3. xxx" in warning
+    assert ("--template" in warning) == (1.0 not in reward)  # not of a constant reward
     assert len(warning) < 800
 
 
