@@ -35,7 +35,7 @@ from repro.run.preflight import look_again
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import Tier, require_linux
-from repro.spec.whole_files import require_place, sha256_of
+from repro.spec.whole_files import require_place
 
 _ADAPTER = "adapter_model.safetensors"
 
@@ -309,7 +309,11 @@ def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
         f"--out {out} is for an adapter, and arm.training is full; the run's folder has the model",
     )
     if recorded is not None:
-        _require_as_trained(run, recorded, run_folder(run, folder))
+        left = run_folder(run, folder) / TRAINED[run.arm.training]
+        require(
+            any(left.glob("*.safetensors")),
+            f"{left} is gone; put back what was there, or move {recorded} away to train again",
+        )
     if out is not None and not out.exists():
         require_outside(out, args.model)
         require_place(out)
@@ -324,39 +328,6 @@ def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
     trained = _trained(run, record, folder, out)
     sys.stdout.write("\n".join(_end_lines(args, run, record, trained)) + "\n")
     return FINE, trained
-
-
-def _require_as_trained(run: RunConfig, recorded: Path, folder: Path) -> None:
-    """Raise `ValueError` where a finished run's data or model changed, or what it left is gone.
-
-    Models of the hub and public sets are not asked.
-    """
-    from repro.data.problem_sets import ProblemSets
-    from repro.models.checkpoint import digests_of_read, verify
-
-    scale, record = run.scale, read_record(recorded)
-    read, was, now = Path(scale.checkpoint).expanduser(), {}, {}
-    if any(is_own(data.source) for data in (scale.data, *(one.data for one in scale.test_sets))):
-        rewarded = run.arm.reward_function is not None
-        sets = ProblemSets.of(scale, trains=True, rewarded=rewarded)
-        now = sets.digests | {"train_problems": sets.train_digest}
-        was = {name: record.inputs.get(name) for name in now}
-    if read.is_dir():
-        verify(read)  # what a manifest lists is not read again
-        was, now = was | record.facts["checkpoint_files"], now | digests_of_read(read)
-    elif read.is_file():
-        was |= {read.name: record.facts.get("gguf", {}).get("gguf_sha256")}
-        now |= {read.name: sha256_of(read)}
-    other = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
-    trained = folder / TRAINED[run.arm.training]
-    gone = not any(trained.glob("*.safetensors"))
-    sources = f"{scale.checkpoint} and {scale.data.source}"
-    why = f"{', '.join(other)} changed since this run was trained on {sources}"
-    require(
-        not other and not gone,
-        f"{why if other else f'{trained} is gone'}; put back what was there, or move "
-        f"{recorded} away to train again",
-    )
 
 
 def _export(folder: Path, out: Path) -> None:

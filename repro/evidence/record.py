@@ -26,7 +26,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -53,6 +53,7 @@ _MEAN = re.compile(r"train_(?P<series>\w+?)_(?:mean|to_(?P<last>[1-9]\d*))")
 _LARGEST = 1e100
 # A commit of git, or the value of `REPRO_COMMIT`: no leading dash, no control characters.
 _COMMIT = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
+Finder = Callable[[RunConfig, Path], Path | None]
 
 
 class RecordError(ValueError):
@@ -259,13 +260,13 @@ class Standing:
     blocked: list[str] = field(default_factory=list)
 
 
-def standing_of(planned: Iterable[RunConfig], runs: Path) -> Standing:
-    """Sort runs by what stands at the place of their record."""
+def standing_of(planned: Iterable[RunConfig], runs: Path, find: Finder = find_record) -> Standing:
+    """Sort runs by what stands at the place of their record, or why `find` refuses it."""
     standing = Standing()
     for run in planned:
         try:
-            found = find_record(run, runs)
-        except RecordError as error:
+            found = find(run, runs)
+        except ValueError as error:
             standing.blocked.append(str(error))
         else:
             (standing.left if found is None else standing.recorded).append(run)

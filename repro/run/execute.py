@@ -29,7 +29,7 @@ from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, read_record, record_path, standing_of
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import launched_ranks
-from repro.run.data_check import data_lines
+from repro.run.data_check import data_lines, find_unchanged
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
@@ -70,7 +70,6 @@ FINE, FAILED, INTERRUPTED = 0, 1, 130
 # A selection of a user's own, and what is printed of it.
 Own = tuple[Selection, str] | None
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
-
 
 _RETRIES = 1
 # Seconds that a worker has to end its step and write its checkpoint; a step of 32B takes minutes.
@@ -201,12 +200,12 @@ def execute(
 
     `carry_out` replaces the default one, for tests.
 
-    A run at whose place stands what is not its record counts as failed; what stands is left alone.
+    A run at whose place stands what `find_unchanged` refuses counts as failed; that is left alone.
 
     Raises `ValueError` if no run can be carried out and none is recorded, or the disk of the
     records cannot be used (`DiskError`).
     """
-    standing = standing_of(plan, runs)
+    standing = standing_of(plan, runs, find_unchanged)
     before = len(standing.recorded)
     pending, refused = fit_runs(
         standing.left, lambda run: refusal(run, room.ranks) or files_refusal(run)

@@ -30,7 +30,7 @@ from repro.evidence.origins import grouped_by
 from repro.models.decoder import require_supported
 from repro.models.memory_plan import training_memory
 from repro.reward.custom import in_a_copy, load_reward
-from repro.run.data_check import problems_of, reads_of, require_prompts
+from repro.run.data_check import digest_now, files_now, problems_of, reads_of, require_prompts
 from repro.run.disk import free_bytes, size
 from repro.run.present_card import kernels_refusal, measured_parts, points_left_out, torch_refusal
 from repro.spec.arm import Arm
@@ -389,7 +389,7 @@ def _format_refusal(folder: Path, run: RunConfig) -> str | None:
 
 def look_again() -> None:
     """Forget what earlier calls in this process found: files may have been mended since."""
-    for found in (_checked, problems_of, require_prompts):
+    for found in (_checked, problems_of, require_prompts, files_now, digest_now):
         found.cache_clear()
 
 

@@ -148,10 +148,7 @@ def test_a_finished_run_of_other_data_or_another_model_is_no_answer(tmp_path, ca
     done = call()
     (line,) = re.findall("repro (evaluate .*)", capsys.readouterr().out)
     assert main([*shlex.split(line), "--limit", "1", "--tokens", "8"]) == 0
-    for file, word, named in (
-        (data, "W", "train_problems"),
-        (model / "config.json", "{", "config"),
-    ):
+    for file, word, named in (data, "W", "train_problems"), (model / "config.json", "{", "config"):
         kept = file.read_text()
         file.write_text(kept.replace(word, f" {word}"))
         with pytest.raises(ValueError, match=rf"{named}.* changed since"):

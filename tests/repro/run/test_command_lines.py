@@ -261,18 +261,9 @@ def test_a_hub_name_brings_its_revision_and_a_folder_none(tmp_path):
 
 
 def test_values_are_read_by_the_type_of_their_field():
-    changed = with_settings(
-        SMOKE,
-        parse_settings(
-            [
-                "seeds=[3, 4]",
-                "optimizer.learning_rates.full=1",
-                "data.levels=[1]",
-                "checkpoint=tiny",
-                'test_sets=[{"name": "hard", "data": {"source": "gsm8k"}}]',
-            ]
-        ),
-    )
+    texts = ["seeds=[3, 4]", "optimizer.learning_rates.full=1", "data.levels=[1]"]
+    texts += ["checkpoint=tiny", 'test_sets=[{"name": "hard", "data": {"source": "gsm8k"}}]']
+    changed = with_settings(SMOKE, parse_settings(texts))
     assert changed.seeds == (3, 4)
     assert changed.optimizer.learning_rates.full == 1.0
     assert changed.data.levels == (1,)

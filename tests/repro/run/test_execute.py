@@ -4,6 +4,7 @@ import dataclasses
 import io
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from rich.console import Console
 from repro.__main__ import main
 from repro.data.generator import generate_problems
 from repro.evidence.record import Measured, find_record, read_record, record_of, record_path
+from repro.models.checkpoint import TINY_FOLDER
 from repro.run.execute import execute
+from repro.run.preflight import look_again
 from repro.run.progress import Display
 from repro.run.several_ranks.room import Room
 from repro.run.worker import Event, Task
@@ -199,17 +202,6 @@ def cut_off(runs, records, context):
     return paths
 
 
-def test_a_plan_names_an_unreadable_record(tmp_path, made_up_record, capsys):
-    run, _ = plan(find("table1"), Tier.SMOKE, 1, ["bf16", "nvfp4"])
-    path = made_up_record(run).write(tmp_path)
-    path.write_text("{")
-    line = ["plan", "table1", "--tier", "smoke", "--seeds", "1", "--arms", "bf16,nvfp4"]
-    assert main([*line, "--runs", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "(0 recorded, 1 to do)" in said
-    assert f"refused   {path}" in said
-
-
 @pytest.mark.usefixtures("warm_workers")
 def test_ctrl_c_loses_nothing_and_the_second_start_ends_where_one_start_would(tmp_path):
     flags = ("--arms", "nvfp4_lora_aqn", "--steps", "4", "--set", "checkpoint_every=1")
@@ -262,18 +254,30 @@ def test_a_worker_lets_a_signal_to_stop_pass(tmp_path):
 
 
 @pytest.mark.usefixtures("warm_workers")
-def test_problems_from_a_folder_go_the_whole_way(tmp_path, capsys):
-    folder = tmp_path / "own"
+def test_problems_and_a_model_from_folders_go_the_whole_way_and_stay_the_same(tmp_path, capsys):
+    folder, model = tmp_path / "own", shutil.copytree(TINY_FOLDER, tmp_path / "model")
     folder.mkdir()
     for split, count in (("train", 40), ("test", 20)):
         write_problems(folder / f"{split}.jsonl", generate_problems(split, count, seed=0))
-    flags = ["--tier", "smoke", "--set", f"data.source=folder:{folder}", "--steps", "2"]
-    flags += ["--set", "prompts_per_rollout=4"]
-    where = ["--runs", str(tmp_path / "runs")]
-    more = ["--seeds", "1", "--arms", "bf16,nvfp4_lora"]
-    assert main(["run", "table1", *flags, *where, *more]) == 0
+    line = f"table1 --tier smoke --runs {tmp_path}/runs --model {model} --steps 2"
+    line += f" --set data.source=folder:{folder} --set prompts_per_rollout=4"
+    run = ["run", *line.split(), "--seeds", "1", "--arms", "bf16,nvfp4_lora"]
+    assert main(run) == 0
     assert len(list((tmp_path / "runs").rglob("seed-0.json"))) == 2
-    main(["check", "table1", *flags, *where])
+    main(["check", *line.split()])
     printed = " ".join(capsys.readouterr().out.split())
     assert "bf16_lora has no record" in printed
     assert "nothing to learn" in printed or "undecided" in printed
+    weights = model / "model.safetensors"
+    for file, old, new, status, named in (
+        (folder / "train.jsonl", b"?", b" ?", 1, f"train_problems of folder:{folder}"),
+        (weights, b'"pt"', b'"np"', 2, weights),  # which the untrained arm reads, too
+    ):
+        kept = file.read_bytes()
+        for content, ends in ((kept.replace(old, new), status), (kept, 0)):
+            file.write_bytes(content)
+            look_again()  # as another process would
+            assert main(run) == ends
+            said = capsys.readouterr()
+            assert ("nothing to do" in said.out) == (ends < 2)
+            assert (f": {named} changed since" in said.out + said.err) == (ends > 0)

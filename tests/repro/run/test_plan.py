@@ -104,12 +104,19 @@ def test_a_plan_refuses_a_place_of_records_that_is_no_folder(tmp_path, capsys, k
     assert f"{odd} is no folder" in capsys.readouterr().err
 
 
-def test_a_plan_whose_records_can_all_not_be_read_is_refused(tmp_path, capsys):
-    (tmp_path / "smoke/table1/bf16").mkdir(parents=True)
-    (tmp_path / "smoke/table1/bf16/seed-0.json").write_text("{")
-    line = ["plan", "table1", "--tier", "smoke", "--seeds", "1", "--arms", "bf16", "--runs"]
-    assert main([*line, str(tmp_path)]) == 2
-    assert "seed-0.json" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arms", "words"), [("bf16", ""), ("bf16,nvfp4", "(0 recorded, 1 to do)|refused   ")]
+)
+def test_a_plan_names_an_unreadable_record_and_is_refused_without_other_runs(
+    tmp_path, capsys, arms, words
+):
+    path = tmp_path / "smoke/table1/bf16/seed-0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    line = ["plan", "table1", "--tier", "smoke", "--seeds", "1", "--arms", arms]
+    assert main([*line, "--runs", str(tmp_path)]) == (0 if words else 2)
+    said = capsys.readouterr()
+    assert unsaid(said.out if words else said.err, f"{words}{path}") == []
 
 
 def test_a_run_whose_reward_has_gone_since_is_fit_nowhere():
