@@ -169,14 +169,14 @@ def _slope(claim: Claim, dose: Dose, block: Sequence[float]) -> float:
 
     Beside variables that are given it is the partial one.
     """
-    from scipy.linalg import lstsq
+    from numpy.linalg import lstsq
 
     count = len(claim.arms)
     heights, *over = (block[at : at + count] for at in range(0, len(block), count))
     units = [max(map(abs, column)) or 1.0 for column in over]
     scaled = [[v / unit for v in column] for unit, column in zip(units, over, strict=True)]
     columns = [*zip([1.0] * count, *scaled, strict=True)]
-    slopes, _, rank, _ = lstsq(columns, _on_scale(claim, heights), cond=1e-9)
+    slopes, _, rank, _ = lstsq(columns, _on_scale(claim, heights), rcond=1e-9)
     if rank <= len(over):
         raise ValueError(
             f"claim {claim.name}: arms {', '.join(claim.arms)} do not differ in "
