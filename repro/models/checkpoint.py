@@ -376,15 +376,15 @@ def _sums(folder: Path, names: Collection[str]) -> dict[str, str]:
         return dict(zip(names, pool.map(sha256_of, (folder / n for n in names)), strict=True))
 
 
-def digests_of_read(folder: Path, *, afresh: bool = False) -> dict[str, str]:
+def digests_of_read(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file that loading a policy reads, by its name in the folder.
 
-    Unless `afresh`, a manifest's sums, which `verify` compares with the files, stand for theirs.
+    Sums of a manifest, which `verify` compares with the files, are not formed again.
     """
     found = (path for pattern in _READ for path in folder.glob(pattern) if path.is_file())
     names = {path.relative_to(folder).as_posix() for path in found}
     names.update(path.name for path in TensorFolder(folder).files())
-    listed = {} if afresh else _manifest_sums(folder) or {}
+    listed = _manifest_sums(folder) or {}
     sums = listed | _sums(folder, names - listed.keys())
     for name in names:
         if hub_digest(folder / name) not in (None, sums[name]):

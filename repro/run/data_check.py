@@ -5,7 +5,7 @@ so are those that only a copy of their own words matches; if none can be matched
 Where a user's reward pays, they are counted alone, and are needed only if the reward asks for them.
 Problems of the package's own generators are not opened. Public sets are opened only if a user named
 them: those of a target's own scale may have to be downloaded first. `repro.run.preflight` checks
-the lengths of prompts on the same lists. A finished run answers for the same model and data alone.
+the lengths of prompts on the same lists.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
-from repro.data.load import is_generated, is_own, load_problems
+from repro.data.load import is_generated, load_problems
 from repro.data.own import Split
-from repro.data.problem import DataError, Problem, columns_of, digest_of_problems, require_answers
-from repro.evidence.record import Record, find_record, read_record
+from repro.data.problem import DataError, Problem, columns_of, require_answers
 from repro.reward.answers import (
     ANSWER_CLOSE,
     ANSWER_OPEN,
@@ -30,9 +28,9 @@ from repro.reward.answers import (
 from repro.reward.custom import asks_for_answers, try_reward
 from repro.reward.grader import GraderPool
 from repro.spec.arm import RewardFunction
-from repro.spec.checks import require, shown, tried
+from repro.spec.checks import require, shown
 from repro.spec.config import DataConfig, RunConfig, TrainScale
-from repro.spec.hub import gguf_copy, gguf_copy_of, local_folders
+from repro.spec.hub import local_folders
 
 # Only so many are named; the rest are counted.
 _NAMED = 5
@@ -205,49 +203,3 @@ def _unpayable(problems: Sequence[Problem], pool: GraderPool) -> list[Problem]:
     grades = pool.grade_answers(list(zip(golds, answers, strict=True)))
     graded = zip(problems, grades, strict=True)
     return [problem for problem, grade in graded if grade.status != "ok"]
-
-
-def find_unchanged(run: RunConfig, runs: Path) -> Path | None:
-    """Return what `find_record` does; raise `ValueError` also where an input changed since.
-
-    Compared are a user's own model and data, if the record has digests of them.
-    """
-    path = find_record(run, runs)
-    if path is not None and isinstance(run.scale, TrainScale):
-        record = read_record(path)
-        (changed,), refused = tried(lambda: ", ".join(_changed(run, record)))
-        why = "; ".join(refused) or (changed and f"{changed} changed since this run was recorded")
-        require(not why, f"{path}: {why}; put back what was there, or move that record away")
-    return path
-
-
-def _changed(run: RunConfig, record: Record) -> Iterator[str]:
-    """Yield what of a user's own has another digest now than in a record of the run."""
-    scale, inputs = run.scale, record.inputs
-    model, was = Path(scale.checkpoint).expanduser(), record.facts.get("checkpoint_files")
-    if was and scale.checkpoint != "tiny" and model.is_dir():
-        now = files_now(model)
-        yield from (str(model / name) for name in was | now if was.get(name) != now.get(name))
-    if "gguf" in inputs and model.is_file() and gguf_copy(model) != gguf_copy_of(inputs["gguf"]):
-        yield str(model)
-    splits = get_args(Split) if scale.accuracy_over == "split" else ("train", "development")
-    sets = {f"{split}_problems": (scale.data, split) for split in splits}
-    sets |= {f"test_problems_{one.name}": (one.data, "test") for one in scale.test_sets}
-    for name, (data, split) in sets.items():
-        rows = split == "train" and run.arm.reward_function is not None
-        if name in inputs and is_own(data.source) and inputs[name] != digest_now(data, split, rows):
-            yield f"{name} of {data.source}"
-
-
-@functools.cache
-def files_now(folder: Path) -> dict[str, str]:
-    """Return the digests of a folder's files that loading reads, formed once for all runs."""
-    from repro.models.checkpoint import digests_of_read
-
-    return digests_of_read(folder, afresh=True)
-
-
-@functools.cache
-def digest_now(data: DataConfig, split: Split, rows: bool) -> str:
-    """Return the digest of a split's problems, with their `rows` or not, formed once for all."""
-    return digest_of_problems(load_problems(data, split), rows=rows)

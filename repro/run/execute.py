@@ -29,7 +29,7 @@ from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, read_record, record_path, standing_of
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import launched_ranks
-from repro.run.data_check import data_lines, find_unchanged
+from repro.run.data_check import data_lines
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
@@ -55,6 +55,7 @@ from repro.run.several_ranks.rank_processes import (
 )
 from repro.run.several_ranks.room import Room, room_of
 from repro.run.shared_work import RunLocks
+from repro.run.unchanged import find_unchanged
 from repro.run.worker import CarryOut, Event, Task, on_stopping, tasks_of
 from repro.run.workers import WorkerPool
 from repro.runlog.run_logger import LogOptions

@@ -30,9 +30,10 @@ from repro.evidence.origins import grouped_by
 from repro.models.decoder import require_supported
 from repro.models.memory_plan import training_memory
 from repro.reward.custom import in_a_copy, load_reward
-from repro.run.data_check import digest_now, files_now, problems_of, reads_of, require_prompts
+from repro.run.data_check import problems_of, reads_of, require_prompts
 from repro.run.disk import free_bytes, size
 from repro.run.present_card import kernels_refusal, measured_parts, points_left_out, torch_refusal
+from repro.run.unchanged import digest_now, files_now
 from repro.spec.arm import Arm
 from repro.spec.checks import require, tried
 from repro.spec.config import RunConfig, TrainScale
