@@ -251,6 +251,7 @@ def main() -> int:
     """Measure the whole steps of a row; return the exit status."""
     asked = harness.requested()
     clock = StepClock(asked)
+    torch.set_num_threads(asked.settings.get("threads", torch.get_num_threads()))
     build = unsloth_trainer if asked.way.startswith("unsloth") else trl_trainer
     try:
         trainer = build(asked, clock)

@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 
 from benchmarks.peers import harness
-from benchmarks.peers.harness import ALPHA, RANK
+from benchmarks.peers.harness import ALPHA, RANK, THREADS
 from benchmarks.peers.workloads import TEMPLATE
 from repro.distributed import ALONE
 from repro.procedures.train import learner_of_run, loaded, train_run
@@ -54,8 +54,6 @@ from repro.spec.tier import Tier
 PACKAGES = ("qerl-repro", "torch", "triton", "transformers", "peft")
 _run = partial(RunConfig, target="peers", target_version=1, tier=Tier.PAPER.value)
 _LEARNING_RATE = 1e-5
-# Rows are small tensors on the host: BF16's step took 0.8 s more with 32 threads than with these.
-_THREADS = 4
 # More steps than are ever timed, so that no schedule ends.
 _MOST_STEPS = 1000
 
@@ -119,7 +117,7 @@ def measure_steps(asked: Namespace) -> dict[str, Any]:
         ended.append(time.time())
         harness.say(f"{asked.way}: step {step}: {steps[-1]['total']:.3f} s")
 
-    with loaded(run, ALONE, lambda text, values: None, _THREADS) as made:
+    with loaded(run, ALONE, lambda text, values: None, THREADS) as made:
         learner = learner_of_run(made)
         if asked.ignore_end and isinstance(made.sampler, Engine):
             made.sampler.config = dataclasses.replace(made.sampler.config, ignore_end=True)
@@ -129,7 +127,7 @@ def measure_steps(asked: Namespace) -> dict[str, Any]:
             train_run(made, learner, hooks, Path(folder) / "checkpoint")
     return harness.whole_steps(steps, began, ended) | {
         "micro_batch_tokens": learner.micro_tokens,
-        "threads": _THREADS,
+        "threads": THREADS,
     }
 
 
@@ -177,7 +175,7 @@ def measure_update(asked: Namespace) -> dict[str, Any]:
         asked, DataConfig(train_problems=asked.prompts, test_problems=1), _LEARNING_RATE
     )
     run = run_of(asked.way, scale, asked.seed)
-    with loaded(run, ALONE, lambda text, values: None, _THREADS) as made:
+    with loaded(run, ALONE, lambda text, values: None, THREADS) as made:
         learner, state = learner_of_run(made), fresh_state(run)
         first = drawn_rollout(steps[0])
         warm = update(learner, state, first, 0)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from benchmarks.peers.harness import THREADS
 from benchmarks.peers.workloads import STEPS, TRIAL_STEPS, UPDATES, WholeStep
 
 SHIPPED, EQUAL = "as shipped", "equal work"
@@ -33,11 +34,13 @@ WORKLOADS = (*UPDATES, *STEPS)
 
 Settings = Mapping[str, Any]
 # Rows of a micro-batch (halved where memory does not suffice), vLLM's share of the card, whether it
-# sleeps during the update, and checkpointing; by tool, and whether the model is the 7B.
+# sleeps during the update, checkpointing, and the host's threads where they are not the tool's own
+# choice; by tool, and whether the model is the 7B.
 _SWEEPS: Mapping[tuple[str, bool], tuple[Settings, ...]] = {
     ("trl", False): (
         {"rows": 32, "memory": 0.3},
         {"rows": 32, "memory": 0.15},
+        {"rows": 32, "memory": 0.3, "threads": THREADS},
         {"rows": 128, "memory": 0.3, "checkpointing": True},
         {"rows": 64, "memory": 0.3, "sleep": True},
     ),
@@ -50,6 +53,7 @@ _SWEEPS: Mapping[tuple[str, bool], tuple[Settings, ...]] = {
     ("unsloth", False): (
         {"rows": 32, "memory": 0.3, "checkpointing": "unsloth"},
         {"rows": 32, "memory": 0.3, "checkpointing": False},
+        {"rows": 32, "memory": 0.3, "checkpointing": "unsloth", "threads": THREADS},
         {"rows": 128, "memory": 0.3, "checkpointing": "unsloth"},
         {"rows": 64, "memory": 0.6, "sleep": True, "checkpointing": "unsloth"},
     ),

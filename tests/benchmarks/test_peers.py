@@ -46,7 +46,7 @@ def test_every_setting_is_tried_once_and_the_fastest_by_token_counts_in_both_ter
     entries = [
         asdict(row) | {"seconds": [seconds], "completion_tokens": [tokens]}
         for row, seconds, tokens in zip(
-            tried, (9.0, 5.0, 6.0, 7.0), (900, 400, 800, 7), strict=True
+            tried, (9.0, 5.0, 6.0, 7.0, 8.0), (900, 400, 800, 7, 9), strict=True
         )
     ]
     counting = sweep.counting("trl", "16x8_real", "0.5b", 9, entries)
@@ -54,6 +54,7 @@ def test_every_setting_is_tried_once_and_the_fastest_by_token_counts_in_both_ter
         (SHIPPED, tried[2].settings), (EQUAL, tried[2].settings)
     ]  # fmt: skip
     assert all(row.lengths == "16x8_real" and row.steps == 20 for row in counting)
+    assert counting[0].settings["threads"] == 4  # as few as this project's own rows have
 
 
 def test_what_needs_no_choice_has_no_trial():
