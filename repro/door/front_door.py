@@ -414,10 +414,11 @@ def _end_lines(
     if rewards:
         first, last = fmean(rewards[:edge]), fmean(rewards[-edge:])
         lines.append(f"Reward in training: {first:.2f} at first, {last:.2f} at last.")
+    steps = "step" if trained.steps == 1 else "steps"
     return [
         *lines,
         f"Held-out accuracy, greedy: {percent(trained.accuracy_before)} before, "
-        f"{percent(trained.accuracy_after)} after {trained.steps} steps{minutes}.",
+        f"{percent(trained.accuracy_after)} after {trained.steps} {steps}{minutes}.",
         f"The {kind} is in {left}, the run in {trained.folder}.",
         *(["Next:"] if following else []),
         *(f"  python -m repro {shlex.join(command)}" for command in following),
