@@ -44,8 +44,6 @@ def t_quantile(p: float, df: float) -> float:
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Return the mean of independent values, one at least, with its t interval."""
-    if not values:
-        raise ValueError("the mean of no values is not defined")
     n, mean = len(values), fmean(values)
     if n < 2:
         return Interval(value=mean, low=None, high=None, n=n)

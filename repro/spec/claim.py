@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from repro.spec.checks import check_value, require
+from repro.spec.checks import require
 from repro.spec.settings import plain_values
 from repro.spec.tier import Tier
 
@@ -255,8 +255,6 @@ class Claim:
 
     def __post_init__(self) -> None:
         where = f"claim {self.name}"
-        check_value(self.side, Side, f"{where}: side")
-        check_value(self.test, Test, f"{where}: test")
         weights = list(self.contrast.values())
         total = sum(weights) - (1.0 if len(weights) == 1 else 0.0)
         require(
@@ -287,8 +285,6 @@ class Claim:
             self.unpaired_below is None or self.test in ("t", "tost"),
             f"{where}: the test {self.test} knows no unpaired values",
         )
-        for name in self.secondary:
-            check_value(name, Secondary, f"{where}: secondary")
         sized = self.side == "above" and not self.is_bounded and not self.log
         require(
             self.effect is not None or self.mechanism or not sized,

@@ -12,10 +12,8 @@ from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.verdicts import statistics as st
 
 
-def test_a_single_value_has_no_interval_and_none_is_an_error():
+def test_a_single_value_has_no_interval():
     assert mean_interval([2.0]) == Interval(value=2.0, low=None, high=None, n=1)
-    with pytest.raises(ValueError, match="no values"):
-        mean_interval([])
 
 
 def test_differences_that_cancel_have_a_mean_of_zero():
@@ -64,8 +62,6 @@ def test_the_sign_flip_test_counts_the_patterns_of_signs():
              for signs in itertools.product((1, -1), repeat=6)]  # fmt: skip
     share = np.mean([mean >= np.mean(differences) - 1e-12 for mean in means])
     assert st.sign_flip(differences) == pytest.approx(share)
-    with pytest.raises(ValueError, match=r"2 .*pairs.* 1"):
-        st.sign_flip([1.0])
 
 
 def test_of_many_pairs_the_patterns_are_drawn_and_the_same_each_time():
@@ -91,8 +87,6 @@ def test_few_values_have_their_range_and_its_own_level():
     interval, level = st.median_interval([19.0, 98.0, 27.0, 21.0, 37.0])
     assert (interval.low, interval.value, interval.high) == (19.0, 27.0, 98.0)
     assert level == pytest.approx(1 - 2 / 32)
-    with pytest.raises(ValueError, match="no values"):
-        st.median_interval([])
 
 
 OLD, NEW = (10.0, 10.2, 9.9, 10.1, 10.0), (10.6, 10.4, 10.9)
