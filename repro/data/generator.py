@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from repro.data.problem import Problem, Split
-from repro.spec.checks import check_value, require
+from repro.spec.checks import require
 from repro.spec.config import derive_seed
 
 Operator = Literal["+", "-", "*"]
@@ -194,7 +194,6 @@ def draw_word_problem(level: int, rng: random.Random) -> WordProblem:
 
 def iterate_word_problems(split: Split, levels: Sequence[int], seed: int) -> Iterator[WordProblem]:
     """Yield problems of `split`, no question twice; `ValueError` where there are no more."""
-    check_value(split, Split, "split")
     known = DEFAULT_GENERATOR.levels
     chosen_levels = tuple(levels) or known
     unknown = sorted(set(chosen_levels) - set(known))
@@ -227,9 +226,8 @@ def generate_problems(
 
     Splits are disjoint sets of questions for every seed, and the first of a longer list are the
     same. Levels are numbers of operations; empty takes all of the configuration. Raises
-    `ValueError` when an argument is out of range or the configuration has too few questions.
+    `ValueError` when a level is unknown or the configuration has too few questions.
     """
-    require(count >= 1, f"count is {count}; it must be 1 or more")
     drawn = iterate_word_problems(split, levels, seed)
     return [
         Problem(

@@ -19,7 +19,7 @@ from repro.data.own import cut_development, load_own, parse_columns
 from repro.data.problem import DataError, Problem, Split, hash_of
 from repro.data.public import PUBLIC_SETS, file_of, load_public
 from repro.data.row_sources import FILE_SUFFIXES
-from repro.spec.checks import check_value, require, unknown
+from repro.spec.checks import require, unknown
 from repro.spec.config import DataConfig
 from repro.spec.hub import is_hub_name
 
@@ -92,10 +92,9 @@ def is_own(source: str) -> bool:
 def load_problems(config: DataConfig, split: Split, *, alone: bool = False) -> list[Problem]:
     """Return the problems of one split; `alone` asks a source without a test split whole.
 
-    Raises `DataError` if the data are missing or broken, and `ValueError` if the source or the
-    split is unknown, or a count that is needed is missing.
+    Raises `DataError` if the data are missing or broken, and `ValueError` if the source is unknown
+    or a count that is needed is missing.
     """
-    check_value(split, Split, "split")
     count = getattr(config, f"{split}_problems")  # 0 is all
     if is_generated(config.source):
         return _generated(config, split, count)

@@ -48,7 +48,7 @@ _CODES: tuple[Status, ...] = get_args(Status)
 
 
 class GraderError(RuntimeError):
-    """The pool cannot grade at all: it is closed, or a worker does not start."""
+    """The pool cannot grade at all: a worker does not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,6 @@ class GraderPool:
         self.worker: Worker | None = None
         self._among = among
         self._memory: OrderedDict[Pair, Status] = OrderedDict()
-        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -115,14 +114,11 @@ class GraderPool:
 
     def close(self) -> None:
         """End the worker at once."""
-        self._closed = True
         self._discard()
 
     def grade_answers(self, pairs: Sequence[tuple[str, str | None]]) -> list[Grade]:
         """Grade `(gold, answer)` pairs; an answer of None is wrong unless the gold is at fault."""
         asked = [_form_of(gold, answer) for gold, answer in pairs]
-        if self._closed:
-            raise GraderError("the grader pool is closed; it grades inside its `with` block")
         results = self._results(dict.fromkeys(pair for pair, _ in filter(None, asked)))
         grades = [
             Grade(status=_status_of(form, results), answer=answer)

@@ -20,7 +20,7 @@ from repro.evidence.procedure import Measured, RunContext
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, record_of
 from repro.run.analysis_plan import plan_inputs
-from repro.spec.checks import require, unknown
+from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import Tier, cuda_devices
 
@@ -61,9 +61,7 @@ def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
 
 
 def procedure_named(name: str) -> Any:
-    """Return the procedure called `name`, importing its module; `ValueError` if there is none."""
-    if name not in _PROCEDURES:
-        raise ValueError(unknown("procedure", sorted(_PROCEDURES), name))
+    """Return the procedure called `name`, importing its module."""
     module, function = _PROCEDURES[name].split(":")
     return getattr(importlib.import_module(module), function)
 
