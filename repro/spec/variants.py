@@ -30,7 +30,6 @@ _OWN = "Your run of "
 
 def with_steps(target: Target, steps: int) -> Target:
     """Return `target` with its training cut to `steps`, and its warm-up to no more than these."""
-    require(steps >= 1, f"steps is {steps}; it must be 1 or more")
     scales = {
         tier: in_steps(scale, steps)
         for tier, scale in target.scales.items()
@@ -102,7 +101,6 @@ def with_overrides(
 
 def limited(scale: Any, limit: int) -> Any:
     """Return a scale that asks at most `limit` problems of each set, and holds out as few."""
-    require(limit >= 1, f"limit is {limit}; it must be 1 or more")
     require(isinstance(scale, TrainScale), "a limit needs a target that asks problems")
 
     def fewer(data: DataConfig) -> DataConfig:
