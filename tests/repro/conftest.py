@@ -123,6 +123,13 @@ def kept_graders():
         yield
 
 
+@pytest.fixture
+def pool():
+    """Return a pool of graders."""
+    with GraderPool() as pool:
+        yield pool
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     """Return the tokenizer of the tiny policy."""

@@ -15,36 +15,21 @@ from unittest import mock
 
 import repro.targets
 from repro.run import analysis_plan
-from repro.spec.config import (
-    DataConfig,
-    EvaluationConfig,
-    LearningRates,
-    OptimizerConfig,
-    SamplingConfig,
-    TrainScale,
-)
+from repro.spec.config import DataConfig, EvaluationConfig
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import find
-from repro.targets.table1 import BF16_LORA, NVFP4_LORA_AQN
+from repro.targets.table1 import BF16_LORA, NVFP4_LORA_AQN, SMOKE
 
 FIRST, SECOND = [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]  # of the seeds of `study`
 
-SCALE = TrainScale(
-    checkpoint="tiny",
+SCALE = dataclasses.replace(
+    SMOKE,
     data=DataConfig(
         source="generated", train_problems=100, development_problems=50, test_problems=200
     ),
     steps=24,
-    prompts_per_rollout=8,
-    group_size=8,
-    max_prompt_tokens=1280,
-    rollout=SamplingConfig(temperature=1.0, max_new_tokens=64),
-    optimizer=OptimizerConfig(
-        learning_rates=LearningRates(lora_16bit=1e-3, lora_4bit=1e-3, full=1e-4), warmup_steps=3
-    ),
     evaluation=EvaluationConfig(every=6, token_budget=10_000),
-    prompt_template="tiny",
     seeds=(*FIRST, *SECOND),
 )
 _FEWER = dataclasses.replace(SCALE, seeds=tuple(FIRST))

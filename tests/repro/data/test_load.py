@@ -9,7 +9,6 @@ from repro.data import public
 from repro.data.load import load_problems
 from repro.data.problem import DataError, Problem, same_text
 from repro.data.public import load_public
-from repro.reward.grader import GraderPool
 from repro.spec.config import DataConfig
 from tests.repro.data.test_own_data import table
 from tests.repro.problem_files import write_problems
@@ -220,11 +219,10 @@ def test_bigmath_takes_the_papers_levels_and_drops_long_problems(fetched):
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no folder of real problems beside the repository")
 @pytest.mark.parametrize("name", ROWS)
-def test_real_problem_files_load_whole_and_their_golds_parse(name):
+def test_real_problem_files_load_whole_and_their_golds_parse(name, pool):
     folder, split = name.split("/")
     problems = load_problems(DataConfig(source=f"folder:{SHARED / folder}"), split)
     assert len(problems) == ROWS[name]
     sample = problems[:: max(1, len(problems) // 150)]
-    with GraderPool(5.0) as pool:
-        grades = pool.grade_answers([(problem.answer, problem.answer) for problem in sample])
+    grades = pool.grade_answers([(problem.answer, problem.answer) for problem in sample])
     assert {grade.status for grade in grades} == {"ok"}

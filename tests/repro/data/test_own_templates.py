@@ -7,7 +7,6 @@ from repro.data.prompts import OWN, render, template_named, template_source
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_tokenizer
 from repro.reward.answers import READINGS
-from repro.reward.grader import GraderPool
 from repro.reward.score import score
 from repro.run.select import Changes, select
 from tests.repro.small_runs import request_of
@@ -40,12 +39,11 @@ def test_the_last_box_or_mark_is_the_answer(reads, text, answer, is_format):
     assert (reading.answer(text), reading.format_ok(text)) == (answer, is_format)
 
 
-def test_reward_and_accuracy_go_by_the_template_s_reading():
+def test_reward_and_accuracy_go_by_the_template_s_reading(pool):
     texts = ["I get \\boxed{4}.", "#### 4", "<think>a</think><answer>4</answer>", "\\boxed{5}"]
     requests = [request_of(text, "4") for text in texts]
-    with GraderPool() as pool:
-        boxed = score(requests, "task", 0.2, pool, reads="boxed")
-        hashed = score(requests, "task", 0.2, pool, reads="hashes")
+    boxed = score(requests, "task", 0.2, pool, reads="boxed")
+    hashed = score(requests, "task", 0.2, pool, reads="hashes")
     assert [one.unshaped for one in boxed] == [1.2, 0.0, 0.0, 0.2]
     assert [one.unshaped for one in hashed] == [0.0, 1.2, 0.0, 0.0]
     assert [one.lenient for one in (*boxed, *hashed)] == [1.0, 1.0, 1.0, 0.0] * 2

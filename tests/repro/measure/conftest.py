@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,9 +100,3 @@ def small_policy(weight_format: str = "nvfp4", lora_rank: int = 16, **sizes: int
 @pytest.fixture
 def policy() -> Policy:
     return small_policy()
-
-
-@pytest.fixture
-def pool() -> Iterator[GraderPool]:
-    with GraderPool() as pool:
-        yield pool

@@ -2,28 +2,19 @@
 
 import dataclasses
 
-from repro.spec.config import (
-    DataConfig,
-    EvaluationConfig,
-    LearningRates,
-    OptimizerConfig,
-    ProblemSet,
-    SamplingConfig,
-    TrainScale,
-)
+from repro.spec.config import DataConfig, EvaluationConfig, ProblemSet, SamplingConfig
+from repro.targets.table1 import SMOKE
 
 DATA = DataConfig(source="generated", train_problems=40, test_problems=8, development_problems=4)
-SCALE = TrainScale(
-    checkpoint="tiny",
+SCALE = dataclasses.replace(
+    SMOKE,
     data=DATA,
     steps=3,
     prompts_per_rollout=4,
     group_size=4,
-    max_prompt_tokens=1280,
+    format_reward=0.2,
     rollout=SamplingConfig(max_new_tokens=20),
-    optimizer=OptimizerConfig(
-        learning_rates=LearningRates(lora_16bit=1e-3, lora_4bit=1e-3, full=3e-4)
-    ),
+    optimizer=dataclasses.replace(SMOKE.optimizer, warmup_steps=0),
     evaluation=EvaluationConfig(
         every=2,
         samples=2,
@@ -32,7 +23,6 @@ SCALE = TrainScale(
         at=(1, 2),
         threshold=20.0,
     ),
-    prompt_template="tiny",
     checkpoint_every=2,
     test_sets=(
         ProblemSet(name="small", data=dataclasses.replace(DATA, levels=(1,), test_problems=4)),

@@ -8,7 +8,6 @@ from repro.__main__ import main
 from repro.data.problem import Problem, columns_of
 from repro.evidence.record import read_record
 from repro.reward.custom import load_reward, pay, reward_named, try_reward
-from repro.reward.grader import GraderPool
 from repro.reward.score import score
 from tests.repro.small_runs import request_of
 
@@ -142,11 +141,10 @@ def test_a_reward_that_asks_for_no_column_there_is_names_those_there_are(write):
         try_reward(stated, columns_of(PROBLEMS))
 
 
-def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write):
+def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write, pool):
     own = load_reward(reward_named(f"{write(SHORT)}:none"))
     requests = [request_of(text, "3") for text in ("<think>1</think><answer>3</answer>", "no")]
-    with GraderPool() as pool:
-        rewards = score(requests, "task", 0.2, pool, own=own)
+    rewards = score(requests, "task", 0.2, pool, own=own)
     assert [one.unshaped for one in rewards] == [None, None]
     assert [(one.accuracy, one.format) for one in rewards] == [(1.0, 1.0), (0.0, 0.0)]
 
