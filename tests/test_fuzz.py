@@ -30,7 +30,6 @@ from repro.evidence.estimate import mean_interval
 from repro.evidence.record import RecordError, finite_json, read_record
 from repro.evidence.store import stored_line, stored_text
 from repro.evidence.verdicts.statistics import (
-    difference,
     false_discovery,
     holm,
     t_test,
@@ -313,23 +312,18 @@ SAMPLES = st.lists(st.floats(-1e3, 1e3).map(lambda x: round(x, 3)), min_size=3, 
 
 
 @fuzzed
-@given(SAMPLES, SAMPLES, st.integers(1, 60), st.floats(0, 1))
-def test_intervals_and_tests_are_scipys(first, second, n, share):
+@given(SAMPLES, st.integers(1, 60), st.floats(0, 1))
+def test_intervals_and_tests_are_scipys(values, n, share):
     wins = round(share * n)
     wilson = stats.binomtest(wins, n).proportion_ci(method="wilson")
     assert wilson_interval(wins, n) == pytest.approx((wilson.low, wilson.high), abs=1e-9)
-    spread = max(first) - min(first)
-    if spread < 1e-6 or max(second) - min(second) < 1e-6:
+    if max(values) - min(values) < 1e-6:
         return
-    test = stats.ttest_1samp(first, 0.0)
+    test = stats.ttest_1samp(values, 0.0)
     interval = test.confidence_interval()
-    mean = mean_interval(first)
+    mean = mean_interval(values)
     assert (mean.low, mean.high) == pytest.approx((interval.low, interval.high), rel=1e-9, abs=1e-9)
-    assert t_test(first) == pytest.approx(test.pvalue, rel=1e-7, abs=1e-12)
-    welch = stats.ttest_ind(second, first, equal_var=False)
-    ours = difference(first, second)
-    bounds = welch.confidence_interval()
-    assert (ours.low, ours.high) == pytest.approx((bounds.low, bounds.high), rel=1e-7, abs=1e-9)
+    assert t_test(values) == pytest.approx(test.pvalue, rel=1e-7, abs=1e-12)
 
 
 @fuzzed

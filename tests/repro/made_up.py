@@ -89,11 +89,11 @@ def _unmeasured(run: RunConfig, start: float, end: float, draw: random.Random) -
     )
 
 
-def planned_record(run: RunConfig, shift: float = 0.0) -> Record:
-    """Return the record that an honest run under a plan might leave; `shift` moves its end."""
+def planned_record(run: RunConfig) -> Record:
+    """Return the record that an honest run under a plan might leave."""
     record = honest_record(run)
     draw = random.Random(derive_seed(run.seed, run.arm.name, "made up too"))
-    end = (record.value("accuracy") or 0.0) / 2 + shift + draw.gauss(0, 0.5)
+    end = (record.value("accuracy") or 0.0) / 2 + draw.gauss(0, 0.5)
     curve = record.series.get("evaluation_accuracy", [])
     record = dataclasses.replace(
         record,

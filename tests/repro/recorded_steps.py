@@ -17,7 +17,6 @@ from tests.repro.made_up import at_commit
 
 # Noise of a few thousandths, as of timings on one device.
 NOISE = (1.0, 1.002, 0.998)
-COMMIT = "0" * 40
 _BASE = {"seconds": 10.0, "bytes": 2.0e10, "tokens per second": 900.0, "percent": 1.0, "ratio": 2.0}
 
 # (arm, metric, values) -> values.
@@ -56,7 +55,7 @@ def step_record(run: RunConfig, change: Change = unchanged) -> Record:
     measured = Measured(metrics=metrics, series=series)
     environment = {"gpu": [{"name": "NVIDIA H200"}]}
     record = record_of(run, measured, environment=environment, started=datetime.now(UTC))
-    return at_commit(record, COMMIT)
+    return at_commit(record)
 
 
 def step_records(change: Change = unchanged) -> dict[str, dict[int, Record]]:

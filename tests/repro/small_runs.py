@@ -50,9 +50,7 @@ def fresh_policy(checkpoint: str | Path, **settings: Any) -> Policy:
     return copy.deepcopy(_loaded(checkpoint, **settings))
 
 
-@functools.lru_cache(maxsize=64)
-def _loaded(checkpoint: str | Path, **settings: Any) -> Policy:
-    return load_policy(checkpoint, **settings)
+_loaded = functools.lru_cache(maxsize=64)(load_policy)
 
 
 def weights(policy: Policy) -> dict[str, Tensor]:

@@ -110,16 +110,13 @@ def test_ways_of_one_format_give_the_same_gradient_of_the_same_tokens(arm, devic
         for row in tokens
     ]
     rows = make_rows(prompts, completions, group_size=4)
-    own, other = (gradients_of(way, rows, device) for way in (_own(arm), arm))
+    kernels = {"nvfp4": NVFP4, "nf4": NF4}[arm.weight_format]
+    own, other = (gradients_of(way, rows, device) for way in (kernels, arm))
     assert len(own) == len(other) == 2 * 14
     # On a GPU activations and the dense weights are rounded to bfloat16, each way in its own place.
     most = 0.05 if device == "cuda" or arm is BITSANDBYTES else 1e-4
     errors = {name: float((own[name] - other[name]).norm() / own[name].norm()) for name in own}
     assert {name: error for name, error in errors.items() if error > most} == {}
-
-
-def _own(arm):
-    return {"nvfp4": NVFP4, "nf4": NF4}[arm.weight_format]
 
 
 @needs_gpu
