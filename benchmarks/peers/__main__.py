@@ -227,7 +227,7 @@ def read_or_begin(path: Path, device: str) -> dict[str, Any]:
     name = str(first.get("name", device))
     if not path.is_file():
         return {"device": name, "driver": first.get("driver_version"), "entries": []}
-    record = table.read_record(path)
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if record["device"] != name:
         raise SystemExit(f"{path} is of {record['device']}; this is {name}: name another by --out")
     return record

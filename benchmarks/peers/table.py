@@ -52,15 +52,6 @@ _BLOCK = re.compile(r"(<!-- peers: begin [^\n]*-->\n)(.*?)(<!-- peers: end -->)"
 Entry = Mapping[str, Any]
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Return a record."""
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    for entry in record["entries"]:
-        if (entry["lengths"], entry["way"]) == ("sampled", "trl"):
-            entry["way"] = "trl_alone"  # as an earlier record names it
-    return record
-
-
 def _is_measured(entry: Entry) -> bool:
     return "failed" not in entry
 
@@ -100,7 +91,8 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
 
 def renewed(text: str, benchmarks: Path) -> str:
     """Return a page's text with its block of peers written from the blessed records."""
-    records = [read_record(path) for path in sorted(benchmarks.glob("*/peers.json"))]
+    paths = sorted(benchmarks.glob("*/peers.json"))
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     lines = [line for record in records for line in record_lines(record)]
     written, count = _BLOCK.subn(lambda m: "\n".join([m[1], *lines, m[3]]), text)
     if count != 1:
