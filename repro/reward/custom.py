@@ -26,12 +26,13 @@ import inspect
 import numbers
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, cast
 
 from repro.spec.arm import RewardFunction
@@ -164,13 +165,29 @@ def pay(
 
 @contextmanager
 def _theirs(what: str) -> Iterator[None]:
-    """Make a `ValueError` of whatever a user's code raises or leaves by, but for Ctrl-C."""
+    """Make a `ValueError` of whatever a user's code raises or leaves by, but for Ctrl-C.
+
+    The processes that it starts can be ended by SIGTERM, also where this one ignores the signal:
+    what is started inherits that, and a program that a reward tries would never end.
+    """
+    own, ignored = os.getpid(), signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+    def ignore(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != own:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    if ignored:
+        signal.signal(signal.SIGTERM, ignore)
     try:
         yield
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise ValueError(f"{what} raised {shown(error, 300)}") from error
+    finally:
+        if ignored:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def source_digest(module: ModuleType) -> str:

@@ -1,5 +1,6 @@
 """A user's own reward: checked before a run starts, recorded by its source, never judged."""
 
+import signal
 import sys
 
 import pytest
@@ -139,6 +140,39 @@ def test_a_reward_that_asks_for_no_column_there_is_names_those_there_are(write):
     stated = reward_named(f"{write('def reward(completions, topik): return topik')}:reward")
     with pytest.raises(ValueError, match=r"topik, .*topic"):
         try_reward(stated, columns_of(PROBLEMS))
+
+
+SIGNALLED = """
+import multiprocessing, subprocess
+
+def reward(completions):
+    program = subprocess.Popen(["sleep", "60"])
+    program.terminate()
+    assert program.wait(10) == -15
+    fork = multiprocessing.get_context("fork")
+    runs = fork.Event()
+    loop = fork.Process(target=endless, args=(runs,), daemon=True)
+    loop.start()
+    runs.wait(10)
+    loop.terminate()
+    loop.join(10)
+    return [float(loop.exitcode) for _ in completions]
+
+def endless(runs):
+    runs.set()
+    while True:
+        pass
+"""
+
+
+def test_a_reward_can_end_what_it_started_where_the_signal_is_ignored(write):
+    name = write(SIGNALLED)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert pay(load_reward(reward_named(f"{name}:reward")), ["7"], {}, name) == [-15.0]
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write, pool):
