@@ -38,7 +38,8 @@ _LOOKALIKES = {
     "\u2215": "/",
 }
 _LEVEL = re.compile(r"(?:Level )?([0-9]{1,3})")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
+# Of a gold that is one number, perhaps with a unit: the commas of (1,200) and 1,2,300 part numbers.
+_THOUSANDS = re.compile(r"[^\d,(\[{]*\d{1,3}(,\d{3})+(?!\d)[^,]*")
 # What a problem is read from, and other people's names for it.
 ROLES: Mapping[str, tuple[str, ...]] = {
     "question": ("question", "prompt", "problem", "messages"),
@@ -107,6 +108,8 @@ def problem_from_row(
     question, before, said = _question(row, found["question"], where)
     answer = _text(row, found["answer"], where) if "answer" in found else said or ""
     gold = answer.rpartition("####")[2].strip()
+    if _THOUSANDS.fullmatch(gold):
+        gold = gold.replace(",", "")
     given = {role: row[column] for role, column in found.items()}
     solution, source = given.get("solution"), given.get("source", "")
     if not isinstance(solution, str | None):
@@ -117,7 +120,7 @@ def problem_from_row(
     return Problem(
         id=own or place or where.rpartition("/")[2],
         question=question,
-        answer=_THOUSANDS.sub("", gold) if gold and "####" in answer else answer,
+        answer=gold if gold and "####" in answer else answer,
         solution=solution,
         source=source,
         level=read_level(given.get("level"), where=where),

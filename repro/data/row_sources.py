@@ -194,9 +194,12 @@ def _files(folder: Path, split: str) -> list[Path]:
     """Return a split's file in a folder, or its parts (`train-00000-of-00002`), also in `data`."""
     named = re.compile(rf"{split}(-\d+(-of-(\d+))?)?", re.IGNORECASE)
     for place in (folder, folder / "data"):
-        items = sorted(place.iterdir()) if place.is_dir() else []
-        items = [path for path in items if path.suffix.lower() in _READERS]
+        every = sorted(place.iterdir()) if place.is_dir() else []
+        items = [path for path in every if path.suffix.lower() in _READERS]
         found = {path: match for path in items if (match := named.fullmatch(path.stem))}
+        for path in [] if found else every:
+            if named.fullmatch(path.name.partition(".")[0]) and path.suffix not in ("", ".py"):
+                raise DataError(f"{path}: needed is one of {', '.join(_READERS)}")
         whole = sum(match[1] is None for match in found.values())
         counts = {match[3] and int(match[3]) for match in found.values()}
         if (len(found) > 1 and (whole or len(counts) > 1)) or counts - {None, len(found)}:

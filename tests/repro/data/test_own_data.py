@@ -86,6 +86,15 @@ def test_a_folder_has_its_splits_in_the_names_of_its_files(kind, tmp_path):
     assert len(load_problems(config, "test")) == 10
 
 
+def test_a_split_of_a_kind_that_is_not_read_is_named_and_not_left_out(tmp_path):
+    table(tmp_path / "train.csv", ROWS)
+    (tmp_path / "test.py").touch()
+    assert read_splits(tmp_path).keys() == {"train"}
+    (tmp_path / "test.csv.gz").touch()
+    with pytest.raises(DataError, match=r"test\.csv\.gz: needed is one of \.jsonl"):
+        read_splits(tmp_path)
+
+
 CHAT = [
     {"role": "system", "content": "You are terse."},
     {"role": "user", "content": [{"type": "text", "text": "3 + 4?"}]},

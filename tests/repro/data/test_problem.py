@@ -81,6 +81,14 @@ def test_a_column_that_only_has_a_roles_name_is_the_users_own(role, value):
         problem_from_row(row, where="here", columns={role: role})
 
 
+def test_commas_behind_the_hashes_leave_only_a_number_of_thousands():
+    numbers = ("$1,234,567", "-1,200.50", "1,200 m^2")
+    for said in (*numbers, "(1,200)", "{1,100}", "[0,100]", "1,2,300", "10,200,5"):
+        row = {"question": "How many?", "answer": f"So many.\n#### {said}"}
+        gold = said.replace(",", "") if said in numbers else said
+        assert problem_from_row(row, where="a.jsonl, line 1").answer == gold
+
+
 def test_a_problem_knows_its_line_and_is_the_same_without_it(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text("\n" + json.dumps(GOOD))
