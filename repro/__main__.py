@@ -33,9 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (head, less) left early; let the interpreter flush into nothing.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
-    except KeyboardInterrupt:
-        print("repro: interrupted", file=sys.stderr)
-        return INTERRUPTED
     except (ValueError, OSError, FloatingPointError) as error:
         from repro.evidence.printable import one_line
         from repro.run.disk import sentence_of
@@ -48,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             time.sleep(_SAYING_SECONDS)
         return USAGE
-    except Exception:
+    except (KeyboardInterrupt, Exception):
+        if "\nKeyboardInterrupt" in "\n" + traceback.format_exc():  # perhaps replaced by a library
+            print("repro: interrupted", file=sys.stderr)
+            return INTERRUPTED
         if args.command not in ("compare", "regress"):
             raise
         traceback.print_exc()  # nothing was judged: Python's own 1 would say that it was

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from repro.__main__ import main
+from repro.door.command_line import build_parser
 from repro.targets import TARGETS, find
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -140,6 +141,23 @@ def test_a_reader_that_leaves_early_changes_no_status(monkeypatch):
     assert main(["list"]) == 1
 
 
+def test_a_run_goes_on_without_its_reader():
+    code = "from repro.run.progress import Outlasting\nfor _ in range(9999): "
+    code += "Outlasting().print('on')\nprint('to nobody', flush=True)"
+    line = [sys.executable, "-c", code]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_a_home_folder_that_no_shell_wrote_out_is_written_out(monkeypatch):
+    monkeypatch.setenv("HOME", "/users/me")
+    args = build_parser().parse_args(["train", "--model", "~/m", "--data=~/d", "--out=~/o"])
+    assert [args.model, args.data, args.out] == [f"/users/me/{name}" for name in "mdo"]
+    assert build_parser().parse_args(["quantize", "tiny", "~/made"]).out == "/users/me/made"
+
+
 def test_an_interrupt_is_a_sentence_and_a_closed_output_no_fault(monkeypatch, capsys):
     stopped = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("repro.evidence.environment.environment_text", stopped)
@@ -147,6 +165,11 @@ def test_an_interrupt_is_a_sentence_and_a_closed_output_no_fault(monkeypatch, ca
     for line in (["environment"], ["check", "table1", "--tier", "smoke"]):
         assert main(line) == 130
         assert capsys.readouterr().err == "repro: interrupted\n"
+    # What transformers makes of Ctrl-C while it imports a module of its own.
+    stopped.side_effect = ModuleNotFoundError("Could not import module")
+    stopped.side_effect.__cause__ = KeyboardInterrupt()
+    assert main(["environment"]) == 130
+    assert capsys.readouterr().err == "repro: interrupted\n"
     stopped.side_effect = FloatingPointError("no logits")
     assert main(["environment"]) == 2
     assert capsys.readouterr().err == "repro: no logits\n"

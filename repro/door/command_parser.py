@@ -7,6 +7,7 @@ argparse prints the usage, many lines of it, and ends the process. Here such a l
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -50,6 +51,8 @@ class SentenceParser(argparse.ArgumentParser):
             for text in value if isinstance(value, list) else [value]:
                 if isinstance(text, str) and not text.strip():
                     self.error(str(argparse.ArgumentError(action, f"{text!r} names nothing")))
+            if isinstance(value, str):  # the shell leaves the ~ of --out=~/x, and Python's calls do
+                setattr(parsed, action.dest, os.path.expanduser(value))
         if extra:
             flag = extra[0].partition("=")[0]
             flags = sorted(set(re.findall(r"--[a-z][a-z-]*", self.format_help())))

@@ -101,7 +101,11 @@ def page_text(
             seeds_of=lambda one: _seeds([one.checked]),
             scale=interval_marks,
             strips=seed_marks,
-            contradictions=_contradictions(expected),
+            contradictions=[  # (file, contradiction) of the paper's own numbers
+                (path.stem, item)
+                for path in sorted((expected / "paper").glob("*.json"))
+                for item in read_paper(path)[0].get("contradictions", [])
+            ],
             environments=_environments(checks),
         )
     )
@@ -150,15 +154,6 @@ def seed_marks(
     least, room = min(every), max(every) - min(every)
     marks = [[round(3 + 94 * (value - least) / room, 2) for value in arm] for arm in arms]
     return marks, (least, max(every))
-
-
-def _contradictions(expected: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return (file, contradiction) of everything in which the paper's own numbers disagree."""
-    return [
-        (path.stem, item)
-        for path in sorted((expected / "paper").glob("*.json"))
-        for item in read_paper(path)[0].get("contradictions", [])
-    ]
 
 
 def _environments(checks: Sequence[Checked]) -> dict[str, list[tuple[str, str]]]:

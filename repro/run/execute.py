@@ -41,7 +41,7 @@ from repro.run.preflight import (
     machine_refusal,
     refusal,
 )
-from repro.run.progress import Display
+from repro.run.progress import Display, Outlasting
 from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
 from repro.run.several_ranks.rank_processes import (
     LEFT,
@@ -104,7 +104,7 @@ def main_run(args: argparse.Namespace, own: Own = None) -> int:
     seconds = args.stall_timeout
     require(0 < seconds < math.inf, f"--stall-timeout {seconds:g}: needs more than 0, and finite")
     joined = join_torchrun(seconds) if launched_ranks() > 1 else None
-    console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
+    console = Outlasting(soft_wrap=True, quiet=joined is not None and not joined.first)
     folder = runs_folder(args.runs)
     (batches,), refused = tried(partial(_prepared, args, folder, console, joined, own))
     # Of torchrun's ranks the first alone prints, so it must know why another cannot start.
@@ -237,7 +237,11 @@ def execute(
         devices=room.devices,
         retries=_RETRIES,
         carry_out=carry_out,
-        alone=any(map(_needs_a_fresh_process, plan)),
+        # Measurements, and what leaves vLLM's memory, which ends with its process.
+        alone=any(
+            run.tier == Tier.SYSTEMS.value or getattr(run.scale, "sampler", "own") == "vllm"
+            for run in plan
+        ),
         claim=locks.take,
     )
     stopping = on_stopping(_asked_to_stop(pool, console))
@@ -248,11 +252,6 @@ def execute(
     if counts.left:
         console.print(f"Interrupted: {counts.left} runs are left. Rerun the command to continue.")
     return counts
-
-
-def _needs_a_fresh_process(run: RunConfig) -> bool:
-    """Whether a run is a measurement, or leaves vLLM's memory, which ends with its process."""
-    return run.tier == Tier.SYSTEMS.value or getattr(run.scale, "sampler", "own") == "vllm"
 
 
 def _follow(

@@ -6,6 +6,8 @@ line every half minute says that the rest is under way.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -18,6 +20,14 @@ from rich.table import Table
 from repro.evidence.printable import without_controls
 from repro.run.worker import Event, Task
 from repro.spec.tier import Tier
+
+
+class Outlasting(Console):
+    """A console whose reader (head, less) may leave: what runs goes on, and is no longer told."""
+
+    def on_broken_pipe(self) -> None:
+        """Let all further output of the process go to nothing."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Display:

@@ -215,7 +215,8 @@ class WorkerPool:
         worker.process.join()  # unkilled, so that its own ending is named
         self._retire(worker)
         if worker.task is not None:
-            ending = _ending_of(worker.process.exitcode)
+            code = worker.process.exitcode
+            ending = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
             text = f"the worker process ended by {ending} while it carried out this run"
             yield self._dead(worker.task, text, waiting)
         self._replace(worker, waiting)
@@ -251,10 +252,6 @@ def _script_left_out() -> Iterator[None]:
         yield
     finally:
         script.update(kept)
-
-
-def _ending_of(code: int | None) -> str:
-    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
 def _send(pipe: Connection, message: Any) -> None:
