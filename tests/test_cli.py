@@ -153,8 +153,8 @@ def test_a_run_goes_on_without_its_reader():
 
 def test_a_home_folder_that_no_shell_wrote_out_is_written_out(monkeypatch):
     monkeypatch.setenv("HOME", "/users/me")
-    args = build_parser().parse_args(["train", "--model", "~/m", "--data=~/d", "--out=~/o"])
-    assert [args.model, args.data, args.out] == [f"/users/me/{name}" for name in "mdo"]
+    args = build_parser().parse_args(["train", "--model", "~/m", "--data=a,~/d", "--out=~/o"])
+    assert [args.model, args.data, args.out] == ["/users/me/m", "a,~/d", "/users/me/o"]
     assert build_parser().parse_args(["quantize", "tiny", "~/made"]).out == "/users/me/made"
 
 

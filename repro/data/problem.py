@@ -38,8 +38,9 @@ _LOOKALIKES = {
     "\u2215": "/",
 }
 _LEVEL = re.compile(r"(?:Level )?([0-9]{1,3})")
-# Of a gold that is one number, perhaps with a unit: the commas of (1,200) and 1,2,300 part numbers.
-_THOUSANDS = re.compile(r"[^\d,(\[{]*\d{1,3}(,\d{3})+(?!\d)[^,]*")
+_GROUPED = r"(?<![\d,])\d{1,3}(?:,\d{3})+(?!\d|,\d)"
+# Alone in brackets, (1,200) is a pair; \frac{1,200}{7} has a number there.
+_THOUSANDS = re.compile(rf"(?:(?<![(\[{{])|(?<=[A-Za-z}}]\{{)){_GROUPED}|{_GROUPED}(?!\\?[)\]}}])")
 # What a problem is read from, and other people's names for it.
 ROLES: Mapping[str, tuple[str, ...]] = {
     "question": ("question", "prompt", "problem", "messages"),
@@ -108,8 +109,7 @@ def problem_from_row(
     question, before, said = _question(row, found["question"], where)
     answer = _text(row, found["answer"], where) if "answer" in found else said or ""
     gold = answer.rpartition("####")[2].strip()
-    if _THOUSANDS.fullmatch(gold):
-        gold = gold.replace(",", "")
+    gold = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), gold)
     given = {role: row[column] for role, column in found.items()}
     solution, source = given.get("solution"), given.get("source", "")
     if not isinstance(solution, str | None):

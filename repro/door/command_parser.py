@@ -51,8 +51,8 @@ class SentenceParser(argparse.ArgumentParser):
             for text in value if isinstance(value, list) else [value]:
                 if isinstance(text, str) and not text.strip():
                     self.error(str(argparse.ArgumentError(action, f"{text!r} names nothing")))
-            if isinstance(value, str):  # the shell leaves the ~ of --out=~/x, and Python's calls do
-                setattr(parsed, action.dest, os.path.expanduser(value))
+            if isinstance(value, str) and action.dest != "data":  # which may name several
+                setattr(parsed, action.dest, os.path.expanduser(value))  # no shell does in --out=~
         if extra:
             flag = extra[0].partition("=")[0]
             flags = sorted(set(re.findall(r"--[a-z][a-z-]*", self.format_help())))

@@ -198,7 +198,7 @@ def quantize(
     from repro.export.quantising import main_quantize
 
     main_quantize(args)
-    return Path(out)
+    return Path(args.out)
 
 
 def evaluate(

@@ -163,22 +163,26 @@ def pay(
     return [_number(value, named) for value in values or ()]
 
 
+def _ignore(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _end_by_signals() -> None:
+    if signal.getsignal(signal.SIGTERM) is _ignore:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_end_by_signals)
+
+
 @contextmanager
 def _theirs(what: str) -> Iterator[None]:
     """Make a `ValueError` of whatever a user's code raises or leaves by, but for Ctrl-C.
 
-    The processes that it starts can be ended by SIGTERM, also where this one ignores the signal:
-    what is started inherits that, and a program that a reward tries would never end.
+    Processes that it starts end by SIGTERM, also where this one ignores the signal.
     """
-    own, ignored = os.getpid(), signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-
-    def ignore(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != own:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    if ignored:
-        signal.signal(signal.SIGTERM, ignore)
+    if ignored := signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, _ignore)
     try:
         yield
     except KeyboardInterrupt:

@@ -92,7 +92,10 @@ class Display:
         if self._live or time.monotonic() - self._last_line < 30:
             return
         self._last_line = time.monotonic()
-        under_way = "; ".join(_line(event) for event in self._active.values())
+        under_way = "; ".join(
+            f"{_name(event.task)} {without_controls(event.text)} {_numbers(event.values)}".strip()
+            for event in self._active.values()
+        )
         self._console.print(
             f"{self._done} of {self._total} runs done; now {under_way}", markup=False
         )
@@ -118,10 +121,6 @@ def _name(task: Task) -> str:
         return f"{len(task.every)} runs of {len(arms)} arms from {task.run.arm.name}"
     seeds = ", ".join(str(run.seed) for run in task.every)
     return f"{task.run.arm.name} {'seeds' if task.also else 'seed'} {seeds}"
-
-
-def _line(event: Event) -> str:
-    return f"{_name(event.task)} {without_controls(event.text)} {_numbers(event.values)}".strip()
 
 
 def _numbers(values: Mapping[str, float]) -> str:

@@ -35,7 +35,7 @@ def find_unchanged(run: RunConfig, runs: Path) -> Path | None:
         changed = [*_changed_model(run.scale, record), *_changed_data(run, record)]
     except ValueError as error:
         raise ValueError(f"{path}: {error}; {_THEN}") from error
-    since = f"{', '.join(changed)} changed since this run was recorded"
+    since = f"{', '.join(changed)} changed since this run was recorded, or is read otherwise now"
     require(not changed, f"{path}: {since}; {_THEN}")
     return path
 

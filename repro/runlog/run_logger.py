@@ -172,8 +172,13 @@ class RunLogger:
 
     def _take(self, file: StepLines, step: int, values: Values) -> None:
         file.write(step, {"time": datetime.now(UTC).isoformat(timespec="seconds"), **values})
+        finite = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
         for tracker in self._trackers if step > file.last_before else ():
-            self._tell(tracker, partial(tracker.log, step, _finite(values)), f"at step {step}")
+            self._tell(tracker, partial(tracker.log, step, finite), f"at step {step}")
 
     def _tell(self, tracker: Tracker, act: Callable[[], None], when: str) -> None:
         """Let a tracker act; one that fails is left, for the numbers are in the files."""
@@ -199,14 +204,6 @@ def example_text(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> str:
         f"The model is given:\n{prompt}\nOne completion, {ended}:\n{text}\n"
         f"Its reward: {graded.reward} (gold answer: {graded.gold or 'none'})"
     )
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
 
 
 class StepLines:

@@ -82,7 +82,7 @@ def test_a_column_that_only_has_a_roles_name_is_the_users_own(role, value):
 
 
 def test_commas_behind_the_hashes_leave_only_a_number_of_thousands():
-    numbers = ("$1,234,567", "-1,200.50", "1,200 m^2")
+    numbers = ("$1,234,567", "-1,200.50", "1,200 m^2", r"\frac{1,200}{7}", "1,200/3,401")
     for said in (*numbers, "(1,200)", "{1,100}", "[0,100]", "1,2,300", "10,200,5"):
         row = {"question": "How many?", "answer": f"So many.\n#### {said}"}
         gold = said.replace(",", "") if said in numbers else said

@@ -160,8 +160,7 @@ def reward(completions):
 
 def endless(runs):
     runs.set()
-    while True:
-        pass
+    sum(range(10**14))
 """
 
 
