@@ -110,10 +110,6 @@ class GraderPool:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the worker at once."""
         self._discard()
 
     def grade_answers(self, pairs: Sequence[tuple[str, str | None]]) -> list[Grade]:

@@ -94,7 +94,7 @@ IDLE_GRADERS: list = []  # workers that no pool has now
 @contextmanager
 def graders_kept(idle):
     """Let a pool leave its idle workers to the next one, which saves a second of imports each."""
-    start, close = GraderPool._start, GraderPool.close
+    start, leave = GraderPool._start, GraderPool.__exit__
 
     def started(pool):
         for worker in list(idle):
@@ -106,13 +106,13 @@ def graders_kept(idle):
                 return worker
         return start(pool)
 
-    def closed(pool):
+    def left(pool, *raised):
         if pool.worker is not None:
             idle.append(pool.worker)
             pool.worker = None
-        close(pool)
+        leave(pool, *raised)
 
-    with mock.patch.multiple(GraderPool, _start=started, close=closed):
+    with mock.patch.multiple(GraderPool, _start=started, __exit__=left):
         yield
 
 
