@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import get_args
 
 from repro.data.load import load_problems
-from repro.data.problem import Problem, digest_of_problems
-from repro.spec.config import TrainScale
+from repro.data.problem import Problem, Split, digest_of_problems
+from repro.spec.config import DataConfig, TrainScale
+
+
+def digested(scale: TrainScale) -> dict[str, tuple[DataConfig, Split]]:
+    """Return the splits of which a record of a scale may have digests, by their names in it."""
+    splits = get_args(Split) if scale.accuracy_over == "split" else ("train", "development")
+    own = {f"{split}_problems": (scale.data, split) for split in splits}
+    return own | {f"test_problems_{one.name}": (one.data, "test") for one in scale.test_sets}
 
 
 @dataclass(frozen=True, kw_only=True)

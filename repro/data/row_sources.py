@@ -199,7 +199,7 @@ def _files(folder: Path, split: str) -> list[Path]:
         items = [path for path in every if path.suffix.lower() in _READERS]
         found = {path: match for path in items if (match := named.fullmatch(path.stem))}
         for path in [] if found else every:
-            if named.fullmatch(path.name.partition(".")[0]) and path.suffix in _PACKED:
+            if named.fullmatch(path.name.partition(".")[0]) and path.suffix.lower() in _PACKED:
                 raise DataError(f"{path}: needed is one of {', '.join(_READERS)}")
         whole = sum(match[1] is None for match in found.values())
         counts = {match[3] and int(match[3]) for match in found.values()}

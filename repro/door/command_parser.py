@@ -52,7 +52,7 @@ class SentenceParser(argparse.ArgumentParser):
                 if isinstance(text, str) and not text.strip():
                     self.error(str(argparse.ArgumentError(action, f"{text!r} names nothing")))
             if isinstance(value, str) and action.dest != "data":  # which may name several
-                setattr(parsed, action.dest, os.path.expanduser(value))  # no shell does in --out=~
+                setattr(parsed, action.dest, os.path.expanduser(value))  # bash leaves --out=~/x
         if extra:
             flag = extra[0].partition("=")[0]
             flags = sorted(set(re.findall(r"--[a-z][a-z-]*", self.format_help())))

@@ -301,9 +301,8 @@ def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
     selection = selection_of(args)
     (run,) = selection.plan()
     recorded = find_record(run, folder)
-    require(
-        out is None or bool(recorded) or not out.exists(), f"--out {out} exists; name a new folder"
-    )
+    free = out is None or recorded is not None or not out.exists()
+    require(free, f"--out {out} exists; name a new folder")
     require(
         out is None or TRAINED[run.arm.training] == "adapter",
         f"--out {out} is for an adapter, and arm.training is full; the run's folder has the model",

@@ -9,17 +9,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
-from repro.data.load import is_own, load_problems
-from repro.data.own import Split
-from repro.data.problem import digest_of_problems
+from repro.data.load import is_own
+from repro.data.problem import Split, digest_of_problems
+from repro.data.problem_sets import digested
 from repro.evidence.record import Record, find_record, read_record
+from repro.run.data_check import problems_of
 from repro.spec.checks import require
 from repro.spec.config import DataConfig, RunConfig, TrainScale
 from repro.spec.hub import gguf_copy, gguf_copy_of
-
-_THEN = "put back what was there, or move that record away"
 
 
 def find_unchanged(run: RunConfig, runs: Path) -> Path | None:
@@ -32,11 +30,11 @@ def find_unchanged(run: RunConfig, runs: Path) -> Path | None:
         return path
     record = read_record(path)
     try:
-        changed = [*_changed_model(run.scale, record), *_changed_data(run, record)]
+        changed = ", ".join([*_changed_model(run.scale, record), *_changed_data(run, record)])
+        why = changed and f"{changed} changed since this run was recorded, or is read otherwise now"
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; {_THEN}") from error
-    since = f"{', '.join(changed)} changed since this run was recorded, or is read otherwise now"
-    require(not changed, f"{path}: {since}; {_THEN}")
+        why = str(error)
+    require(not why, f"{path}: {why}; put back what was there, or move that record away")
     return path
 
 
@@ -53,11 +51,7 @@ def _changed_model(scale: TrainScale, record: Record) -> Iterator[str]:
 
 def _changed_data(run: RunConfig, record: Record) -> Iterator[str]:
     """Yield the problems of a user's own that have another digest than in the run's record."""
-    scale = run.scale
-    splits = get_args(Split) if scale.accuracy_over == "split" else ("train", "development")
-    sets = {f"{split}_problems": (scale.data, split) for split in splits}
-    sets |= {f"test_problems_{one.name}": (one.data, "test") for one in scale.test_sets}
-    for name, (data, split) in sets.items():
+    for name, (data, split) in digested(run.scale).items():
         was = record.inputs.get(name)
         if was is not None and is_own(data.source):
             # A reward of the user's may read any column.
@@ -78,4 +72,4 @@ def files_now(folder: Path) -> dict[str, str]:
 @functools.cache
 def digest_now(data: DataConfig, split: Split, rows: bool) -> str:
     """Return the digest of a split's problems, with their `rows` or not, formed once for all."""
-    return digest_of_problems(load_problems(data, split), rows=rows)
+    return digest_of_problems(problems_of(data, split), rows=rows)
