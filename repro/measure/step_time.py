@@ -22,7 +22,6 @@ from repro.evidence.record import Estimate
 from repro.measure.device_state import release
 from repro.measure.step_measure import Bench, measure_points, together
 from repro.measure.step_metrics import Results, metrics_of, series_of, summary, way_of
-from repro.models.other_products import missing_library
 from repro.spec.config import RunConfig
 from repro.spec.facts import Facts
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin, step_arm
@@ -30,12 +29,7 @@ from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equ
 
 def measure_steps(run: RunConfig, context: RunContext) -> Measured:
     """Measure every point of the run's scale on a CUDA device; raise if every one failed."""
-    if not torch.cuda.is_available():
-        raise RuntimeError("step_time measures a GPU; this process has no CUDA device")
     own = run.arm if isinstance(run.arm, StepArm) else step_arm(run.arm)
-    lacking = missing_library(own.linears)
-    if lacking is not None:
-        raise RuntimeError(f"{own.name} {lacking}")
     torch.set_num_threads(context.threads)
     scale: StepScale = run.scale
     ranks = Ranks.joined()
