@@ -84,7 +84,12 @@ _HUB_PATTERNS: Final = ("*.safetensors", *_SMALL_PATTERNS)
 # What loading a policy reads beside weights: the config, and all that says how text becomes tokens,
 # and where a completion ends.
 TOKENIZER: Final = (
-    "*token*",
+    "tokenizer.*",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tekken.json",
+    "*.model",
     "vocab.*",
     "merges.txt",
     "chat_template.*",

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kernels import reference
-from repro.models.checkpoint import MANIFEST, TINY_FOLDER, verify, write_quantized
+from repro.models.checkpoint import MANIFEST, TINY_FOLDER, digests_of_read, verify, write_quantized
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.loading import SUMMARY_FILE
 from tests.repro.models.conftest import (
@@ -85,10 +85,13 @@ def test_companion_files_are_copied_and_code_is_not(make_checkpoint, tmp_path):
     shutil.copytree(make_checkpoint("qwen2"), source)
     (source / "tokenizer_config.json").write_text("{}")
     (source / "merges.txt").write_text("a b\n")
-    (source / "modeling_custom.py").write_text("raise SystemExit")
+    for other in ("modeling_custom.py", "my_token_notes.txt"):
+        (source / other).write_text("raise SystemExit")
     out = write_quantized(source, tmp_path / "out")
     assert (out / "merges.txt").read_text() == "a b\n"
     assert (out / "generation_config.json").is_file()
+    read = {"config.json", "generation_config.json", "merges.txt", "tokenizer_config.json"}
+    assert digests_of_read(out).keys() == read | {"model.safetensors"}
     assert not (out / "modeling_custom.py").exists()
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
