@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -32,7 +33,7 @@ from repro.evidence.score_reached import Reached, score_reached
 from repro.run.execute import FINE, INTERRUPTED, main_run
 from repro.run.places import runs_folder
 from repro.run.preflight import look_again
-from repro.spec.checks import require
+from repro.spec.checks import require, shown
 from repro.spec.config import RunConfig
 from repro.spec.tier import Tier, require_linux
 from repro.spec.whole_files import require_place
@@ -147,6 +148,9 @@ def train(
     KeyboardInterrupt
         When it was interrupted; what was trained is in a checkpoint.
     """
+    thread = threading.current_thread()
+    main = thread is threading.main_thread()  # which alone is told of signals
+    require(main, f"train is called in thread {thread.name}; needs the main thread of a process")
     flags: dict[str, object] = {"model": model, "data": data, "columns": _pairs(columns)}
     flags |= {"format": format, "aqn": aqn, "algorithm": algorithm, "template": template}
     flags |= {"ranks": ranks, "until": until, "out": out, "steps": steps, "seed": seed}
@@ -434,11 +438,12 @@ def _pairs(columns: Mapping[str, str] | None) -> str | None:
 def _function_named(function: Callable[..., Any]) -> str:
     """Return `module:function` of a function that worker processes can import."""
     module = getattr(function, "__module__", "")
-    name = getattr(function, "__qualname__", repr(function))
+    name = getattr(function, "__qualname__", "")
     importable = module not in ("", "__main__") and name.isidentifier()
     require(
         importable and inspect.isfunction(function),
-        f"reward {module}:{name}: worker processes import it, so it needs to be a function of a "
-        "module's file, such as my_rewards.py, and not of the script or notebook itself",
+        f"reward is {shown(function)}; worker processes import it, so it needs to be a function of "
+        "a module's file, such as my_rewards.py, and not of the script or notebook itself, or "
+        "'module:name' of any other object that such a file names",
     )
     return f"{module}:{name}"

@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -224,9 +225,16 @@ def test_each_setting_has_a_record_of_its_own():
     assert [run.source.scales[run.tier].revision for run in own][-2:] == ["main", "v1"]
 
 
-def test_a_reward_of_the_script_itself_is_refused():
-    with pytest.raises(ValueError, match="module's file"):
-        repro.train("tiny", "generated", reward=lambda completions: [1.0])
+@pytest.mark.parametrize("reward", [lambda completions: [1.0], partial(len), DAPO.__eq__])
+def test_a_reward_that_no_module_s_file_has_as_a_function_is_refused(reward):
+    with pytest.raises(ValueError, match=f"reward is {re.escape(repr(reward)[:9])}.*module's file"):
+        repro.train("tiny", "generated", reward=reward)
+
+
+def test_training_in_another_thread_is_refused_before_a_plan_is_printed(capsys):
+    with ThreadPoolExecutor() as pool, pytest.raises(ValueError, match="needs the main thread"):
+        pool.submit(repro.train, "tiny", "generated").result()
+    assert not capsys.readouterr().out
 
 
 def test_a_card_that_cannot_train_is_refused_rather_than_left_idle(monkeypatch):
