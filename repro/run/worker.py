@@ -137,8 +137,10 @@ def work(
     carry_out: CarryOut | None,
 ) -> None:
     """Run tasks from `pipe` until None comes; the first one only where tasks run `alone`."""
-    # A group's signal (Ctrl-C, a cluster's cancel, `timeout`) reaches its workers, too. Their
-    # parent says when to stop, so that each writes its checkpoint first; they end with it anyhow.
+    # A signal to the parent's group would end what a user's reward has started; one may reach each
+    # process (a cluster's cancel). The parent says when to stop, so that each worker writes its
+    # checkpoint first; they end with it anyhow.
+    os.setpgid(0, 0)
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
@@ -165,7 +167,7 @@ def work(
 class _Inbox:
     """Reads the pipe on a thread, so that "stop" is heard while a run is under way.
 
-    If the parent's end closes (it died, even by SIGKILL), the process ends at once: no orphans.
+    If the parent's end closes (it died, even by SIGKILL), this group ends at once: no orphans.
     """
 
     def __init__(self, pipe: Connection) -> None:
@@ -179,7 +181,7 @@ class _Inbox:
             try:
                 message = self._pipe.recv()
             except (EOFError, OSError):
-                os._exit(3)
+                os.killpg(0, signal.SIGKILL)
             if message == "stop":
                 self.stop.set()
                 continue

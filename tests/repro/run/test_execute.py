@@ -248,6 +248,7 @@ def test_a_worker_lets_a_signal_to_stop_pass(tmp_path):
         for event in pool.execute([Task(run=run, folder=tmp_path / "one", runs=tmp_path)]):
             if event.kind == "started" or event.text == "training":
                 (child,) = multiprocessing.active_children()
+                assert os.getpgid(child.pid) == child.pid  # what a reward starts is not signalled
                 os.kill(child.pid, signal.SIGTERM)
             events.append(event)
     assert events[-1].kind == "finished", events[-1].text
