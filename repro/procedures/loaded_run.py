@@ -69,12 +69,12 @@ class RunTally(Tally):
     def go_on_from(self, counts: Mapping[str, Any]) -> None:
         """Continue an earlier start's counts; `ValueError` if files or problems have changed."""
         before, now = counts.get("inputs") or self._inputs, self._inputs
-        for name in sorted(before.keys() | now.keys()):
-            if before.get(name) != now.get(name):
-                raise ValueError(
-                    f"{name} has SHA-256 {now.get(name)}; it had {before.get(name)} when the run's "
-                    "checkpoint was written: put it back, or remove the run's folder to start again"
-                )
+        changed = [n for n in sorted(before.keys() | now.keys()) if before.get(n) != now.get(n)]
+        if changed:
+            raise ValueError(
+                f"{', '.join(changed)} changed since the run's checkpoint was written; put back "
+                "what was there, or remove the run's folder to start again"
+            )
         self._uncounted, self._grades_before = self._pool.counters.copy(), Counter(counts["grades"])
         self._killed_before += counts["workers_killed"]
         self._peak_before = counts["peak_bytes"]

@@ -16,7 +16,7 @@ The module is imported from the current folder or from wherever Python finds it.
 is part of the run's configuration: a module that has changed since is refused, and what it imports
 in turn is not covered. Accuracy and format are measured beside it as always.
 
-An exception in it fails the run, with its words in the record.
+An exception in it fails the run, with its words and its place in the record.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -188,7 +189,11 @@ def _theirs(what: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise ValueError(f"{what} raised {shown(error, 300)}") from error
+        others = ("<", __file__, f"{importlib.__file__}")  # ours and Python's, which imports
+        calls = traceback.extract_tb(error.__traceback__)
+        theirs = [call for call in calls if not call.filename.startswith(others)]
+        place = f" in {theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else ""
+        raise ValueError(f"{what} raised {shown(error, 300)}{place}") from error
     finally:
         if ignored:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

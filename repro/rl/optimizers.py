@@ -25,8 +25,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimiser over the parameters, in their order.
 
-    Raises `ValueError` when there is nothing to optimise, or `adamw_8bit` meets parameters off the
-    GPU; `RuntimeError` when `adamw_8bit` is asked for and bitsandbytes is not installed.
+    Raises `ValueError` without parameters, or where `adamw_8bit` meets some that are off the GPU.
     """
     if not parameters:
         raise ValueError("there are no trainable parameters; an optimiser needs at least one")
@@ -41,16 +40,8 @@ def build_optimizer(
         # On a GPU one kernel, since the device waits for the host between the norm and this step.
         return torch.optim.AdamW(ordered, **settings, fused=device == "cuda")
     if device != "cuda":
-        raise ValueError(
-            f"optimizer is adamw_8bit and the parameters are on {device}; it needs "
-            "a CUDA device (use adamw elsewhere)"
-        )
-    try:
-        bitsandbytes = importlib.import_module("bitsandbytes")
-    except ImportError as error:
-        raise RuntimeError(
-            "optimizer is adamw_8bit, which needs the package bitsandbytes; it is not installed"
-        ) from error
+        raise ValueError(f"adamw_8bit needs a CUDA device; the parameters are on {device}")
+    bitsandbytes = importlib.import_module("bitsandbytes")
     optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(ordered, **settings)
     return optimizer
 

@@ -154,6 +154,8 @@ class RunLogger:
         texts = texts_of(rollout.examples, tokenizer)
         scale = self.run.scale
         if self._watch is None:  # it goes on from the run's lines up to `step`
+            if step and self._progress is not None:
+                self._progress(f"goes on after step {step} of {scale.steps}", {NOTE: 1.0})
             lines = read_lines(self._steps.path) if step else []
             earlier = [line for line in lines if line["step"] <= step]
             self._watch = Watch(self.options.stop_idle, earlier, scale.steps)
