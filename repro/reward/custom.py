@@ -192,7 +192,8 @@ def _theirs(what: str) -> Iterator[None]:
         others = ("<", __file__, f"{importlib.__file__}")  # ours and Python's, which imports
         calls = traceback.extract_tb(error.__traceback__)
         theirs = [call for call in calls if not call.filename.startswith(others)]
-        place = f" in {theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else ""
+        last = [call for call in theirs if call.filename == theirs[0].filename][-1:]
+        place = "".join(f" in {call.filename}, line {call.lineno}" for call in last)
         raise ValueError(f"{what} raised {shown(error, 300)}{place}") from error
     finally:
         if ignored:

@@ -86,7 +86,7 @@ def returning(value):
         ("{}:swapped", SHORT, "answers, texts"),
         ("{}:off", SHORT, r"raised GeneratorExit.* in .*\.py, line \d+$"),
         ("{}:later", SHORT, "asynchronous"),
-        ("{}:reward", "1 / 0", r"ZeroDivisionError.* in .*\.py, line 1$"),
+        ("{}:reward", "import json; json.loads('{')", r"JSONDecodeError.* in .*\.py, line 1$"),
         ("{}:reward", "import os; os.abort()", "exit code -6"),
         ("{}:reward", returning("[0.0]"), r"returned \[0.0\] for 2"),
         ("{}:reward", returning("'ab'"), "'ab' for 2"),
