@@ -1,10 +1,10 @@
-"""Every Triton launch compiles for each card, into its shared memory, with hardly a spill."""
+"""Every Triton launch compiles for each card, into its shared memory, and two kernels spill."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,10 @@ CARDS = {
     100: ("B200", 227),
     120: ("RTX 5090", 99),
 }
-# Bytes of a thread that may lie on its stack, which ptxas takes now and then with registers free.
-SPILT = 16
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
-)
+# Bytes of a thread that ptxas lays on its stack, on some cards and with registers free.
+SPILLING = ("packed_attention:_rotate_kernel", "rms_norm:_backward_kernel")
+SPILT = {f"kernels.triton.{name}": 8 for name in SPILLING}
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
 def compiled(capability, which, seconds):
@@ -44,7 +43,7 @@ def compiled(capability, which, seconds):
 def require_fitting(launches, capability):
     _, most = CARDS[capability]
     assert not [row for row in launches if row["shared"] > most * 1024]
-    assert not [row for row in launches if row["stack"] > SPILT]
+    assert not [row for row in launches if row["stack"] > SPILT.get(row["kernel"], 0)]
     assert all(row["fused"] for row in launches)
 
 
