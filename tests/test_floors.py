@@ -51,8 +51,7 @@ ALLOWED = {
     ),
 }
 FORBIDDEN = {
-    "kernels": ("transformers", "peft", "vllm"),
-    "repro/models": ("vllm",),
+    "kernels": ("transformers",),
     "figures": ("torch", "transformers"),
 }
 # Nested folders that their own folder imports, and that import it: ways of doing what it declares.

@@ -39,6 +39,12 @@ def made_up_commits(monkeypatch):
     monkeypatch.setattr(origins, "_committed", committed)
 
 
+@pytest.fixture
+def run():
+    """Return a smoke run of Table 1 with added noise."""
+    return plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora_aqn"])[0]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def uncollected_garbage():
     """Let runs and measurements search for no garbage, 0.3 s each, where no device needs it."""

@@ -89,8 +89,3 @@ def test_a_split_without_further_questions_says_so(monkeypatch):
     monkeypatch.setattr("repro.data.generator._DRAWS_PER_PROBLEM", 0)
     with pytest.raises(ValueError, match=r"level 1 "):
         generate_problems("test", 1, (1,))
-
-
-def test_an_unknown_level_is_refused():
-    with pytest.raises(ValueError, match=r"level \[9\]"):
-        generate_problems("train", 3, (9,))

@@ -23,15 +23,7 @@ from repro.evidence.record import (
     record_path,
 )
 from repro.spec.config import digest_of
-from repro.spec.target import plan
-from repro.spec.tier import Tier
-from repro.targets import find
 from tests.repro.made_up import resealed
-
-
-@pytest.fixture
-def run():
-    return plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora_aqn"])[0]
 
 
 def test_a_record_read_back_is_the_one_written(run, made_up_record, tmp_path):

@@ -28,7 +28,7 @@ from tests.repro.hub_server import ANSWERS, Fault, serving
 from tests.repro.qwen_checkpoint import write_small
 from tests.repro.rl.conftest import nudge
 from tests.repro.small_runs import fresh_policy
-from tests.said import refusal
+from tests.said import refusal, unsaid
 
 COMMITS = ("a" * 40, "b" * 40)
 
@@ -309,7 +309,7 @@ def test_plan_asks_the_hub_for_sizes_that_it_does_not_know(hub, tmp_path, monkey
         offline.setenv("HF_HUB_OFFLINE", "1")
         assert main(line) == 0
     said = capsys.readouterr().out
-    assert "owner/model (not known)" in said
+    assert unsaid(said, "owner/model (not known)|memory    not known") == []
     assert " 0 B" not in said
     assert main(line) == 0
     said = capsys.readouterr().out

@@ -47,7 +47,7 @@ def test_run_ends_with_the_line_that_judges_what_it_did():
         ("--arms bf16,bf16", "bf16 |twice"),
         ("--model=", "--model|''"),
         ("--set data.source=gsm8", "mean gsm8k?"),
-        ("--set data.levels=[99]", "99"),
+        ("--set data.levels=[99]", "level [99]"),
         ("--set arm.noise=nonsense", "arm.noise is 'nonsense'|table"),
         ("--set arm.noise.sigma_start=0.0001", "sigma_end <= sigma_start"),
         ("--set max_prompt_tokens=50", "max_prompt_tokens|50"),

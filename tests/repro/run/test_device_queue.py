@@ -48,7 +48,7 @@ def carry_out(runs, records, context):
         (context.folder / "checkpoint" / "step-000001").mkdir(parents=True, exist_ok=True)
         if deaths.exists() and int(deaths.read_text()):
             deaths.write_text(str(int(deaths.read_text()) - 1))
-            os._exit(9)
+            os._exit(9) if deaths.read_text() == "0" else os.kill(os.getpid(), 9)
         if (records / f"lose-{name}").exists():
             lose()
         if (records / f"fail-{name}").exists():
@@ -104,13 +104,15 @@ def test_every_run_is_carried_out_once_on_one_of_the_devices(tmp_path, fake):
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_a_dying_worker_gives_its_run_back_once(tmp_path, fake, deaths):
     (tmp_path / "die-bf16_lora-0").write_text(str(deaths), encoding="utf-8")
-    outcome = go(runs_of(), tmp_path, fake, devices=deaths)
+    said = io.StringIO()
+    outcome = go(runs_of(), tmp_path, fake, devices=deaths, said=said)
     assert (outcome.finished, outcome.failed, outcome.left) == (7 - deaths, deaths - 1, 0)
     assert len(calls(tmp_path)) == 7
     if deaths == 2:
         failed = failed_of(tmp_path)
         assert failed.arm == "bf16_lora"
         assert "exit code 9" in failed.outcome["reason"]
+        assert "ended by SIGKILL" in said.getvalue()
 
 
 @pytest.mark.parametrize(("cause", "workers"), [("lose", 2), ("fail", 1)])

@@ -145,25 +145,6 @@ def test_a_runs_own_words_are_no_markup_of_the_display(tmp_path, kind):
     assert "\x1b]0;" not in shown
 
 
-@pytest.mark.usefixtures("warm_workers")
-def test_a_worker_that_is_killed_costs_its_own_run_only(tmp_path):
-    runs = runs_of(["bf16_lora"], steps=400) + runs_of(["bf16"])
-    killed = []
-    tasks = [Task(run=run, folder=tmp_path / run.arm.name, runs=tmp_path) for run in runs]
-    events = []
-    with WorkerPool(1, tmp_path / "workers.log") as pool:
-        for event in pool.execute(tasks):
-            events.append(event)
-            if event.text == "training" and not killed:
-                (child,) = multiprocessing.active_children()
-                os.kill(child.pid, signal.SIGKILL)
-                killed.append(child.pid)
-    ends = [(event.task.run.arm.name, event.kind) for event in events if event.kind != "progress"]
-    assert ("bf16_lora", "failed") in ends
-    assert ("bf16", "finished") in ends
-    assert "SIGKILL" in next(event.text for event in events if event.kind == "failed")
-
-
 def test_a_record_of_another_configuration_is_not_taken_for_this_one(tmp_path, made_up_record):
     (run,) = runs_of(["bf16"])
     made_up_record(run).write(tmp_path)

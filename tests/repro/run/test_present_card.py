@@ -101,19 +101,3 @@ def test_a_card_of_12_gb_has_points_to_measure(card, left_out, tmp_path, capsys,
     nearly = dataclasses.replace(card, memory_bytes=7 * tiers.GIB - 1)
     monkeypatch.setattr(tiers, "cuda_devices", lambda: (nearly,))
     assert unsaid(tiers.Tier.SYSTEMS.missing(), "needs 7 GiB|has 6.9 GiB") == []
-
-
-def test_what_is_not_known_of_a_model_is_not_0(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    line = ["table1", "--tier", "paper", "--model", "some/model", "--runs", str(tmp_path)]
-    said = planned(capsys, *line)
-    assert "(not known)" in said
-    assert "memory    not known" in said
-    assert "0 B" not in said
-
-
-def test_another_system_is_refused_by_a_sentence(capsys, monkeypatch):
-    monkeypatch.setattr("platform.system", lambda: "Windows")
-    assert main(["run", "table1", "--tier", "smoke"]) == 2
-    assert "this is Windows" in capsys.readouterr().err

@@ -11,16 +11,7 @@ from repro.evidence.record import RecordError, read_record
 from repro.measure.step_metrics import PointFacts
 from repro.rl.training_state import TrainState
 from repro.spec.facts import FactNameError, Facts
-from repro.spec.target import plan
-from repro.spec.tier import Tier
-from repro.targets import find
 from tests.repro.made_up import resealed
-
-
-@pytest.fixture
-def run():
-    return plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora_aqn"])[0]
-
 
 WRITES = {
     "made": lambda facts: Facts(optimiser_steps=3),
