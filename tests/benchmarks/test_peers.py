@@ -51,8 +51,9 @@ def test_every_setting_is_tried_once_and_the_fastest_by_token_counts_in_both_ter
     ]
     counting = sweep.counting("trl", "16x8_real", "0.5b", 9, entries)
     assert [(row.terms, row.settings) for row in counting] == [
-        (SHIPPED, tried[2].settings), (EQUAL, tried[2].settings)
-    ]  # fmt: skip
+        (SHIPPED, tried[2].settings),
+        (EQUAL, tried[2].settings),
+    ]
     assert all(row.lengths == "16x8_real" and row.steps == 20 for row in counting)
     assert counting[0].settings["threads"] == 4  # as few as this project's own rows have
 
@@ -135,8 +136,10 @@ def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(folder, tmp_p
     # Memory that does not suffice halves the rows of a micro-batch.
     assert halved == [4, 1, 1, 1]
     assert [(e["trial"], e["settings"]["rows"]) for e in entries] == [
-        (True, 128), (True, 32), (False, 32)
-    ]  # fmt: skip
+        (True, 128),
+        (True, 32),
+        (False, 32),
+    ]
     race(monkeypatch, tmp_path / "p.json", *flags)
     assert len(ran) == 4
 
@@ -158,9 +161,16 @@ def test_own_steps_are_timed_on_a_peers_questions(folder, data, tmp_path, monkey
 
     monkeypatch.setattr(own, "train_run", watched)
     asked = Namespace(
-        **request, way="ours_nvfp4_aqn", reward="in_turn", data=files["data"], group=2,
-        prompt_tokens=256, new_tokens=6, dtype="float32", sampled=True,
-    )  # fmt: skip
+        **request,
+        way="ours_nvfp4_aqn",
+        reward="in_turn",
+        data=files["data"],
+        group=2,
+        prompt_tokens=256,
+        new_tokens=6,
+        dtype="float32",
+        sampled=True,
+    )
     measured = own.measure_steps(asked)
     asked_of_peers = [json.loads(line)["prompt"].partition("\n")[0] for line in lines]
     assert asked_of_peers == met
@@ -237,8 +247,11 @@ def test_a_peers_step_is_cut_into_parts_that_add_up(monkeypatch):
     entry = harness.whole_steps(clock.steps, clock.began, clock.ended)
     parts = {part: entry[f"{part}_seconds"] for part in harness.PHASES}
     assert parts == {
-        "rollout": [5.0] * 2, "sync": [1.0] * 2, "score": [2.0] * 2, "update": [3.0] * 2
-    }  # fmt: skip
+        "rollout": [5.0] * 2,
+        "sync": [1.0] * 2,
+        "score": [2.0] * 2,
+        "update": [3.0] * 2,
+    }
     assert (entry["seconds"], entry["completion_tokens"]) == ([10.0] * 2, [6] * 2)
     assert entry["rewards"] == [0.5] * 5
     assert entry["timed_between"] == [clock.ended[2], clock.ended[4]]

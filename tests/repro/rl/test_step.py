@@ -52,9 +52,12 @@ def use_head(monkeypatch, head):
 def go(policy, rows, run, micro_tokens, **settings):
     rollout = rollout_of(rows, settings.pop("advantages", ADVANTAGES))
     return accumulate_step(
-        policy, step_on(rollout, **settings), run,
-        parameters=trained_of_any_type(policy), micro_tokens=micro_tokens,
-    )  # fmt: skip
+        policy,
+        step_on(rollout, **settings),
+        run,
+        parameters=trained_of_any_type(policy),
+        micro_tokens=micro_tokens,
+    )
 
 
 def test_micro_batches_hold_every_row_once_and_no_more_tokens_than_asked(rows):
@@ -89,8 +92,7 @@ def test_any_cut_gives_the_whole_steps_gradient_in_float64(rows, in_double, run_
     advantages = (1.0, -0.5, 0.0, 2.0, 0.0, 0.75)
 
     def gradient(micro_tokens):
-        go(in_double, rows, run, micro_tokens, old=old, reference=ref,
-           advantages=advantages)  # fmt: skip
+        go(in_double, rows, run, micro_tokens, old=old, reference=ref, advantages=advantages)
         return take_gradients(in_double)
 
     whole = gradient(1000)
