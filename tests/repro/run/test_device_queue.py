@@ -48,7 +48,9 @@ def carry_out(runs, records, context):
         (context.folder / "checkpoint" / "step-000001").mkdir(parents=True, exist_ok=True)
         if deaths.exists() and int(deaths.read_text()):
             deaths.write_text(str(int(deaths.read_text()) - 1))
-            os._exit(9) if deaths.read_text() == "0" else os.kill(os.getpid(), 9)
+            if deaths.read_text() != "0":
+                os.kill(os.getpid(), 9)
+            os._exit(9)
         if (records / f"lose-{name}").exists():
             lose()
         if (records / f"fail-{name}").exists():
