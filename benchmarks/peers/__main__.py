@@ -2,10 +2,11 @@
 
 `python -m benchmarks.peers` runs each row (`benchmarks.peers.sweep`) in a process of its own, with
 the Python of its environment, and writes what was measured into one JSON file after each; it goes
-on where it was stopped. A row that cannot be run is written down with the reason. Whole steps need
-`--folder 0.5b=FOLDER`, and for 7B `--folder 7b=RANDOM`, of random weights, which
-`python -m benchmarks.peers.workloads 7b FOLDER RANDOM cuda` makes with the tokenizer of FOLDER.
-`--into PAGE` writes the blessed records (`benchmarks/<device>/peers.json`) into a page.
+on where it was stopped. A row that cannot be run is written down with the reason; of a peer's row
+that is cut off after `--seconds`, the steps made count. `--into PAGE` writes the blessed records
+(`benchmarks/<device>/peers.json`) into a page. Whole steps need `--folder 0.5b=FOLDER`, and for 7B
+`--folder 7b=RANDOM`, of random weights, which `python -m benchmarks.peers.workloads 7b FOLDER
+RANDOM cuda` makes with the tokenizer of FOLDER.
 
 Peers run from a folder that holds `benchmarks` alone: from this checkout's root they would take
 `kernels` and `repro` for packages of theirs.
@@ -21,8 +22,10 @@ import itertools
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -50,7 +53,6 @@ _OFFLINE = {
     "UNSLOTH_VLLM_NO_FLASHINFER": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "WANDB_DISABLED": "true",
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
     "TOKENIZERS_PARALLELISM": "false",
@@ -70,6 +72,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PYTHON", help=other)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("runs/peers.json"))
+    parser.add_argument("--seconds", type=float, default=3600.0, help="that a row may take")
     parser.add_argument("--plan", action="store_true", help="name what is left, and run nothing")
     parser.add_argument("--again", action="store_true", help="also what failed before")
     parser.add_argument("--into", type=Path, help="write the blessed records into this page")
@@ -187,6 +190,8 @@ class Race:
     def _process(self, row: Row, request: dict[str, Any], place: Path) -> dict[str, Any]:
         """Run a row's process; return its entry, or why it failed."""
         own = row.way in sweep.OURS
+        out = Path(request["out"])
+        out.unlink(missing_ok=True)
         (place / "request.json").write_text(json.dumps(request), encoding="utf-8")
         peers = "unsloth" if row.way.startswith("unsloth") else "trl"
         python = sys.executable if own else self.pythons.get(peers, sys.executable)
@@ -194,28 +199,44 @@ class Race:
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | _OFFLINE
         started = time.time()
         with driver_memory(place / "memory"):
-            sentence = followed(command, ROOT if own else place, environment)
-        out = Path(request["out"])
+            where, limit = ROOT if own else place, self.asked.seconds
+            sentence = followed(command, where, environment, limit)
         if sentence is not None or not out.exists():
-            return {"failed": sentence or "the process wrote no entry"}
+            return {"failed": sentence or "it was cut off before the first step that counts"}
         entry: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         if "began" in entry:
             read = (place / "memory").read_text().splitlines()
             entry["driver_bytes"] = most_bytes(read, *entry.pop("timed_between"))
             entry["start_seconds"] = entry.pop("began") - started
+            if (made := len(entry["rewards"])) < row.steps:
+                entry["note"] = f"cut off after step {made} of {row.steps}"
         return entry
 
 
-def followed(command: list[str], place: Path, environment: dict[str, str]) -> str | None:
-    """Show what a process says until it ends; return the last error's sentence, if it failed."""
+def followed(
+    command: list[str], place: Path, environment: dict[str, str], seconds: float
+) -> str | None:
+    """Show what a process says until it ends, or is killed after `seconds`.
+
+    Returns the last error's sentence, if it failed by itself.
+    """
     sentence = ""
-    with Popen(
-        command, cwd=place, env=environment, stdout=PIPE, stderr=STDOUT, text=True, errors="replace"
-    ) as process:
-        for line in process.stdout or ():
-            sys.stderr.write(line)
-            sentence = line.strip() if _ERROR.match(line) else sentence
-    if process.returncode == 0:
+    given: dict[str, Any] = {"text": True, "errors": "replace", "process_group": 0}
+    with Popen(command, cwd=place, env=environment, stdout=PIPE, stderr=STDOUT, **given) as process:
+        end = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
+        end.start()
+        try:
+            for line in process.stdout or ():
+                sys.stderr.write(line)
+                sentence = line.strip() if _ERROR.match(line) else sentence
+            process.wait()
+        finally:
+            in_time = end.is_alive()
+            end.cancel()
+            # Also what a tool leaves running, and everything when this command is interrupted.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode == 0 or not in_time:
         return None
     return f"failed: {sentence or f'the process ended with status {process.returncode}'}"
 

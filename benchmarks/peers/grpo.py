@@ -47,6 +47,7 @@ class StepClock:
         self.asked, self.device = asked, torch.device(asked.device)
         self.steps: list[dict[str, float]] = []
         self.began, self.ended = 0.0, list[float]()
+        self.chosen: dict[str, Any] = {}
         self._last, self._tokens = 0.0, 0
         self._rewards: list[float] = []
         self._spent: dict[str, float] = defaultdict(float)
@@ -58,9 +59,13 @@ class StepClock:
         return paid
 
     def watch(self, trainer: Any) -> None:
-        """Note the parts of a trainer's steps."""
+        """Note the parts of a trainer's steps, and what it chose."""
         from transformers import TrainerCallback
 
+        args = trainer.args
+        correction = bool(args.use_vllm and args.vllm_importance_sampling_correction)
+        rows = args.per_device_train_batch_size
+        self.chosen = {"micro_batch_rows": rows, "correction": correction}
         engine = getattr(trainer, "vllm_generation", None)
         if engine is not None:
             self._add_seconds(engine, "sync_weights", "sync")
@@ -94,9 +99,9 @@ class StepClock:
             self._last, self.began = harness.now(self.device), time.time()
 
     def step_ended(self) -> None:
-        """Note a step."""
+        """Note a step, and write the entry of the steps so far; the clock stands meanwhile."""
         time_now = harness.now(self.device)
-        total, self._last = time_now - self._last, time_now
+        total = time_now - self._last
         self.ended.append(time.time())
         whole, sync, generate = (self._spent[part] for part in ("whole", "sync", "generate"))
         step = {
@@ -112,6 +117,10 @@ class StepClock:
         shown = ", ".join(f"{name} {value:.3g}" for name, value in step.items())
         harness.say(f"{self.asked.way}: step {len(self.steps)}: {shown}")
         self._spent, self._tokens, self._rewards = defaultdict(float), 0, []
+        if len(self.steps) > harness.WARM_UP:
+            entry = harness.whole_steps(self.steps, self.began, self.ended)
+            harness.write_entry(self.asked, PACKAGES, entry | self.chosen)
+        self._last = harness.now(self.device)
 
 
 def grpo_settings(asked: Namespace) -> dict[str, Any]:
@@ -239,12 +248,7 @@ def _load_cuda_12() -> None:
 def _dataset(asked: Namespace) -> Any:
     from datasets import Dataset
 
-    return Dataset.from_list(
-        [
-            {"prompt": [{"role": "user", "content": row["prompt"]}], "answers": row["answer"]}
-            for row in harness.json_lines(asked.questions)
-        ]
-    )
+    return Dataset.from_list(harness.json_lines(asked.questions))
 
 
 def main() -> int:
@@ -257,11 +261,6 @@ def main() -> int:
         trainer = build(asked, clock)
         clock.watch(trainer)
         trainer.train()
-        args = trainer.args
-        correction = bool(args.use_vllm and args.vllm_importance_sampling_correction)
-        entry = harness.whole_steps(clock.steps, clock.began, clock.ended)
-        entry |= {"micro_batch_rows": args.per_device_train_batch_size, "correction": correction}
-        harness.write_entry(asked, PACKAGES, entry)
     except Exception:  # noqa: BLE001 - the last line is the row's reason
         traceback.print_exc()
         return 1

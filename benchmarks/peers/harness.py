@@ -84,12 +84,11 @@ def time_steps(
         seconds.append(now(device) - started)
         say(f"{asked.way}, {asked.model}: step {step}: {seconds[-1]:.3f} s")
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-    counted = [sum(map(len, rows["completions"])) for rows in steps[1:]]
     return {
         "seconds": seconds,
         "median": statistics.median(seconds),
         "peak_bytes": peak,
-        "completion_tokens": counted,
+        "completion_tokens": [sum(map(len, rows["completions"])) for rows in steps[1:]],
     }
 
 

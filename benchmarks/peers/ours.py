@@ -161,8 +161,7 @@ def drawn_rollout(drawn: dict[str, Any]) -> Rollout:
 
 def update(learner: Learner, state: TrainState, rollout: Rollout, step: int) -> StepOutput:
     """Make the passes and the optimiser step of a rollout."""
-    every = torch.arange(len(rollout.rows))
-    part = StepInputs(step=step, rollout=rollout, index=every)
+    part = StepInputs(step=step, rollout=rollout, index=torch.arange(len(rollout.rows)))
     output = learner.backward(part, state)
     learner.step(step)
     return output

@@ -100,7 +100,6 @@ class Update:
         self.model: Any = get_peft_model(base, harness.adapter_settings())
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model.enable_input_require_grads()
-        self.model.config.use_cache = False
         self.model.train()
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         for parameter in self.trained if asked.way == "qlora" else ():

@@ -52,10 +52,6 @@ _BLOCK = re.compile(r"(<!-- peers: begin [^\n]*-->\n)(.*?)(<!-- peers: end -->)"
 Entry = Mapping[str, Any]
 
 
-def _is_measured(entry: Entry) -> bool:
-    return "failed" not in entry
-
-
 def cost(entry: Entry) -> float:
     """Return the seconds of an update, or of a thousand sampled tokens in a whole step."""
     if entry["lengths"] in UPDATE_LABELS:
@@ -67,7 +63,7 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
     """Return a record's part of the page: tables of updates, of whole steps, of their parts."""
     entries = sorted(
         (entry for entry in record["entries"] if not entry.get("trial")),
-        key=lambda e: [*(order.index(e[name]) for name, order in _PLACES.items()), _terms(e)],
+        key=lambda e: [*(order.index(e[name]) for name, order in _PLACES.items()), _way(e)],
     )
     commits = ", ".join(dict.fromkeys(f"`{entry['commit'][:7]}`" for entry in entries))
     dates = " and ".join(sorted({entry["date"] for entry in entries}))
@@ -79,8 +75,8 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
         "",
         *_matrix("seconds of an update", updates),
         *_matrix("seconds per 1,000 tokens", steps),
-        *table(_HEAD, map(_step_cells, filter(_is_measured, steps))),
-        *(f"- {_way(e)}, {_workload(e)}: {e['failed']}." for e in entries if not _is_measured(e)),
+        *table(_HEAD, [_step_cells(entry) for entry in steps if "failed" not in entry]),
+        *(f"- {_way(e)}, {_workload(e)}: {e['failed']}." for e in entries if "failed" in e),
         *(f"- {_way(e)}, {_workload(e)}: {e['note']}." for e in entries if "note" in e),
         *dict.fromkeys(_choice(e, record["entries"]) for e in entries if e.get("settings")),
         "",
@@ -103,11 +99,11 @@ def renewed(text: str, benchmarks: Path) -> str:
 def _matrix(title: str, entries: Sequence[Entry]) -> list[str]:
     """Return a table of ways by workloads."""
     columns = list(dict.fromkeys(map(_workload, entries)))
-    costs = {(e["way"], _workload(e)): cost(e) for e in entries if _is_measured(e)}
+    costs = {(e["way"], _workload(e)): cost(e) for e in entries if "failed" not in e}
     rows: dict[str, dict[str, str]] = {}
     for entry in sorted(entries, key=lambda e: _PLACES["way"].index(e["way"])):
         way, workload, shown = entry["way"], _workload(entry), "failed"
-        if _is_measured(entry):
+        if "failed" not in entry:
             own = [costs.get((ours, workload)) for ours in ("ours_bf16", "ours_nvfp4")]
             # As many bits, else the other.
             base = own[1] or own[0] if way in _FOUR_BITS else own[0] or own[1]
@@ -143,12 +139,9 @@ def _workload(entry: Entry) -> str:
     return f"{MODEL_LABELS[entry['model']]}, {LENGTH_LABELS[entry['lengths']]}"
 
 
-def _terms(entry: Entry) -> str:
-    return "" if entry["way"] in OURS else str(entry.get("terms", ""))
-
-
 def _way(entry: Entry) -> str:
-    return ", ".join(filter(None, (LABELS[entry["way"]], _terms(entry))))
+    terms = "" if entry["way"] in OURS else entry.get("terms", "")
+    return ", ".join(filter(None, (LABELS[entry["way"]], terms)))
 
 
 def _choice(entry: Entry, entries: Sequence[Entry]) -> str:

@@ -83,16 +83,8 @@ def point_of(model: str, lengths: str) -> StepPoint:
     if lengths == "long":
         return _LONG
     if model == "tiny":
-        return StepPoint(
-            name="tiny",
-            model="135m",
-            prompts=2,
-            group=2,
-            prompt_tokens=5,
-            completion_tokens=40,
-            mean_tokens=9,
-            lengths="spread" if lengths == "spread" else "equal",
-        )
+        small = dataclasses.replace(point_of("135m", lengths), prompts=2, group=2, prompt_tokens=5)
+        return dataclasses.replace(small, completion_tokens=40, mean_tokens=9)
     return next(p for p in LENGTH_POINTS if (p.model, p.lengths) == (model, lengths))
 
 
@@ -128,7 +120,7 @@ def write_questions(request: Mapping[str, Any], data: str, place: Path) -> dict[
     """Write the questions of a row's steps, as a run of this project meets them.
 
     Returns `data`, the source of this project's run, and `questions`, a file for peers: a JSON line
-    for each `prompt`, the message's text, and its `answer`, in the order of the run's steps.
+    for each `prompt`, a list of one message, and its `answers`, in the order of the run's steps.
     """
     tokenizer = AutoTokenizer.from_pretrained(request["folder"])
     if tokenizer.chat_template is None:
@@ -143,12 +135,10 @@ def write_questions(request: Mapping[str, Any], data: str, place: Path) -> dict[
     if steps < request["steps"]:
         raise ValueError(f"{data} has {steps} rollouts of {size}; {request['steps']} are needed")
     out = place / "questions.jsonl"
-    lines = []
-    for place_in_order in order_of_epoch(seed, 0, len(problems))[: request["steps"] * size]:
-        problem = problems[place_in_order]
-        asked = template_named(TEMPLATE).build(problem.question)
-        row = {"prompt": asked, "answer": problem.answer}
-        lines.append(json.dumps(row))
+    order, build = order_of_epoch(seed, 0, len(problems)), template_named(TEMPLATE).build
+    asked = [problems[number] for number in order[: request["steps"] * size]]
+    said = [([{"role": "user", "content": build(own.question)}], own.answer) for own in asked]
+    lines = [json.dumps({"prompt": messages, "answers": answer}) for messages, answer in said]
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return {"data": source, "questions": str(out)}
 

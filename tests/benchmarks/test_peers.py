@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import time
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -107,6 +108,25 @@ def test_what_cannot_be_run_is_a_row_with_its_reason(folder, data, tmp_path, mon
     assert entry["failed"] == "failed: ModuleNotFoundError: No module named 'trl'"
 
 
+def test_a_row_that_takes_too_long_ends_and_its_steps_count(folder, data, tmp_path, monkeypatch):
+    lingering = "import subprocess as s, sys; s.Popen(['sleep', '60']); s.run(['sleep', '60'])"
+    began = time.monotonic()
+    assert peers.followed([sys.executable, "-c", lingering], tmp_path, {}, 1.0) is None
+    assert time.monotonic() - began < 30
+
+    def followed(command, place, environment, seconds):
+        step = {"total": 2.0, "tokens": 8, "reward": 1.0, **dict.fromkeys(harness.PHASES, 0.5)}
+        asked = Namespace(**json.loads(Path(command[-1]).read_text()))
+        entry = harness.whole_steps([step] * 4, 1.0, [2.0, 3.0, 4.0, 5.0])
+        harness.write_entry(asked, (), entry)
+
+    monkeypatch.setattr(peers, "followed", followed)
+    flags = ("--models", "tiny", "--workloads", "tiny_2x2", "--ways", "trl_alone")
+    flags += ("--folder", f"tiny={folder}", "--data", str(data))
+    (entry,) = race(monkeypatch, tmp_path / "p.json", *flags)
+    assert (entry["seconds"], entry["note"]) == ([2.0], "cut off after step 4 of 5")
+
+
 def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_COMMIT", "c0ffee")
     ran: list[tuple[bool, int, int]] = []
@@ -149,7 +169,8 @@ def test_own_steps_are_timed_on_a_peers_questions(folder, data, tmp_path, monkey
     files = workloads.write_questions(request, str(data), tmp_path)
     lines = Path(files["questions"]).read_text(encoding="utf-8").splitlines()
     assert len(lines) == 10
-    assert "\\boxed{}" in json.loads(lines[0])["prompt"]
+    asked_of_peers = [json.loads(line)["prompt"][0]["content"] for line in lines]
+    assert "\\boxed{}" in asked_of_peers[0]
     met: list[str] = []
     inner = own.train_run
 
@@ -172,8 +193,7 @@ def test_own_steps_are_timed_on_a_peers_questions(folder, data, tmp_path, monkey
         sampled=True,
     )
     measured = own.measure_steps(asked)
-    asked_of_peers = [json.loads(line)["prompt"].partition("\n")[0] for line in lines]
-    assert asked_of_peers == met
+    assert [text.partition("\n")[0] for text in asked_of_peers] == met
     assert len(measured["completion_tokens"]) == 2
     assert 4 <= max(measured["completion_tokens"]) <= 24
     assert measured["rewards"] == [0.5] * 5
@@ -211,7 +231,7 @@ def test_both_sides_see_the_same_log_probabilities_of_the_same_rows(folder, tmp_
     assert packed["logprob"] == pytest.approx(padded["logprob"], abs=1e-5)
 
 
-def test_a_peers_step_is_cut_into_parts_that_add_up(monkeypatch):
+def test_a_peers_step_is_cut_into_parts_that_add_up(tmp_path, monkeypatch):
     class Trainer:
         """A trainer that takes known times."""
 
@@ -220,6 +240,11 @@ def test_a_peers_step_is_cut_into_parts_that_add_up(monkeypatch):
                 sync_weights=lambda: spend(1.0), generate=lambda: spend(4.0)
             )
             self.hands = None
+            self.args = SimpleNamespace(
+                use_vllm=True,
+                vllm_importance_sampling_correction=True,
+                per_device_train_batch_size=2,
+            )
 
         def add_callback(self, hand):
             self.hands = hand
@@ -231,20 +256,26 @@ def test_a_peers_step_is_cut_into_parts_that_add_up(monkeypatch):
             clock.reward(["\\boxed{7}", "7"], answers=["7", "7"])
             return {"completion_mask": torch.ones(2, 3)}
 
-    time = [0.0]
+    clock_hand = [0.0]
 
     def spend(seconds):
-        time[0] += seconds
+        clock_hand[0] += seconds
 
-    monkeypatch.setattr(harness, "now", lambda device: time[0])
-    clock, trainer = grpo.StepClock(Namespace(device="cpu", reward="boxed", way="trl")), Trainer()
+    monkeypatch.setattr(harness, "now", lambda device: clock_hand[0])
+    asked = {"device": "cpu", "reward": "boxed", "way": "trl", "dtype": "bfloat16", "seed": 0}
+    out = tmp_path / "entry.json"
+    asked |= {"out": str(out), "folder": "weights"}
+    clock, trainer = grpo.StepClock(Namespace(**asked)), Trainer()
     clock.watch(trainer)
     for _ in range(5):
         trainer.hands.on_step_begin()
         trainer._generate_and_score_completions(None)
         spend(3.0)
         trainer.hands.on_step_end()
-    entry = harness.whole_steps(clock.steps, clock.began, clock.ended)
+        # What it has done so far is there whenever it is cut off.
+        assert out.exists() == (len(clock.steps) > harness.WARM_UP)
+    entry = json.loads(out.read_text(encoding="utf-8"))
+    assert (entry["micro_batch_rows"], entry["correction"]) == (2, True)
     parts = {part: entry[f"{part}_seconds"] for part in harness.PHASES}
     assert parts == {
         "rollout": [5.0] * 2,
