@@ -50,10 +50,7 @@ ALLOWED = {
         "repro.door.command_parser",
     ),
 }
-FORBIDDEN = {
-    "kernels": ("transformers",),
-    "figures": ("torch", "transformers"),
-}
+FORBIDDEN = {"kernels": ("transformers",), "figures": ("torch", "transformers")}
 # Nested folders that their own folder imports, and that import it: ways of doing what it declares.
 BOTH_WAYS = {
     "kernels/cuda",

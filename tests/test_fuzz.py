@@ -29,12 +29,7 @@ from repro.evaluation.grades import shows_working
 from repro.evidence.estimate import mean_interval
 from repro.evidence.record import RecordError, finite_json, read_record
 from repro.evidence.store import stored_line, stored_text
-from repro.evidence.verdicts.statistics import (
-    false_discovery,
-    holm,
-    t_test,
-    wilson_interval,
-)
+from repro.evidence.verdicts.statistics import false_discovery, holm, t_test, wilson_interval
 from repro.judge.bundle import judge_bundle
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.files.adapter_files import read_adapter

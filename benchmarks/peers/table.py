@@ -3,7 +3,7 @@
 A cell of an update is its seconds, of a whole step its seconds per 1,000 sampled tokens, since ways
 draw completions of their own; in brackets over this project's row of as many bits, or its other one
 where that was not timed: above 1 the way takes longer. The parts of whole steps follow, a row each,
-and the `note` of an entry, which a person wrote into the record.
+and an entry's `note`. A person writes it, and the `base_cost` of a row of ours that has gone.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def _matrix(title: str, entries: Sequence[Entry]) -> list[str]:
             own = [costs.get((ours, workload)) for ours in ("ours_bf16", "ours_nvfp4")]
             # As many bits, else the other.
             base = own[1] or own[0] if way in _FOUR_BITS else own[0] or own[1]
+            base = entry.get("base_cost", base)
             beside = "" if base is None or way in OURS else f" ({cost(entry) / base:.2f} x)"
             shown = f"{cost(entry):.3g}{beside}"
         rows.setdefault(_way(entry), {})[workload] = shown

@@ -90,14 +90,8 @@ def make_policy(checkpoint_folder):
     """Return a function that loads a fresh copy of the random policy."""
 
     def make(**changes):
-        settings = {
-            "weight_format": "bf16",
-            "training": "lora",
-            "lora_rank": 4,
-            "lora_alpha": 8.0,
-            "seed": 0,
-        }
-        return fresh_policy(checkpoint_folder, **(settings | changes))
+        settings = {"weight_format": "bf16", "training": "lora", "lora_rank": 4, "lora_alpha": 8.0}
+        return fresh_policy(checkpoint_folder, **(settings | {"seed": 0} | changes))
 
     return make
 
