@@ -1,7 +1,7 @@
 """The project's side: updates on drawn rows, and whole steps of its trainer.
 
     ours_bf16, ours_nvfp4, ours_nvfp4_aqn    LoRA on the seven projections, by weight format, with
-                                             and without noise in the rollout
+    ours_bf16_folded                         and without noise or a folded adapter in the rollout
 
 An update is `Learner.backward` and `step`, as the trainer calls them, on rows that lie on the host
 when the clock starts, as they do after a rollout. A whole step is the trainer's own, from a run
@@ -53,6 +53,7 @@ from repro.spec.tier import Tier
 
 PACKAGES = ("qerl-repro", "torch", "triton", "transformers", "peft")
 _run = partial(RunConfig, target="peers", target_version=1, tier=Tier.PAPER.value)
+_PARTS = ("rollout", "grading", "logprobs", "update", "other")
 _LEARNING_RATE = 1e-5
 # More steps than are ever timed, so that no schedule ends.
 _MOST_STEPS = 1000
@@ -67,6 +68,7 @@ def run_of(way: str, scale: TrainScale, seed: int, reward: str = "") -> RunConfi
         lora_rank=RANK,
         lora_alpha=float(ALPHA),
         noise=NoiseConfig() if way.endswith("_aqn") else None,
+        rollout_adapter="folded" if way.endswith("_folded") else "apart",
         loss=LossConfig(name="token_mean", aggregation="token_mean"),
         reward_function=reward_named(f"benchmarks.peers.harness:{reward}") if reward else None,
     )
@@ -129,9 +131,6 @@ def measure_steps(asked: Namespace) -> dict[str, Any]:
         "micro_batch_tokens": learner.micro_tokens,
         "threads": THREADS,
     }
-
-
-_PARTS = ("rollout", "grading", "logprobs", "update", "other")
 
 
 def drawn_rollout(drawn: dict[str, Any]) -> Rollout:

@@ -20,7 +20,7 @@ from benchmarks.peers.harness import THREADS
 from benchmarks.peers.workloads import STEPS, TRIAL_STEPS, UPDATES, WholeStep
 
 SHIPPED, EQUAL = "as shipped", "equal work"
-OURS = ("ours_bf16", "ours_nvfp4", "ours_nvfp4_aqn")
+OURS = ("ours_bf16", "ours_nvfp4", "ours_nvfp4_aqn", "ours_bf16_folded")
 UPDATE_WAYS = (*OURS[:2], "peft", "qlora")
 TERMS = {
     **dict.fromkeys(OURS, (EQUAL,)),

@@ -22,6 +22,7 @@ from repro.report.tables import table
 
 LABELS = {
     "ours_bf16": "this project, BF16",
+    "ours_bf16_folded": "this project, BF16, folded for rollouts",
     "ours_nvfp4": "this project, NVFP4",
     "ours_nvfp4_aqn": "this project, NVFP4 + AQN",
     "unsloth": "Unsloth + vLLM, 16 bits",

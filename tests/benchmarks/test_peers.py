@@ -161,7 +161,8 @@ def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(folder, tmp_p
     assert len(ran) == 4
 
 
-def test_own_steps_are_timed_on_a_peers_questions(folder, data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("way", ["ours_nvfp4_aqn", "ours_bf16_folded"])
+def test_own_steps_are_timed_on_a_peers_questions(way, folder, data, tmp_path, monkeypatch):
     request = {"folder": str(folder), "ignore_end": False, "seed": 0, "prompts": 2, "steps": 5}
     files = workloads.write_questions(request, str(data), tmp_path)
     lines = Path(files["questions"]).read_text(encoding="utf-8").splitlines()
@@ -172,15 +173,15 @@ def test_own_steps_are_timed_on_a_peers_questions(folder, data, tmp_path, monkey
     inner = own.train_run
 
     def watched(made, learner, hooks, place):
-        tokenizer = made.evaluation.evaluator.tokenizer
-        source = PromptSource(made.problems.train, tokenizer, made.run)
+        assert (made.run.arm.rollout_adapter == "folded") == way.endswith("folded")
+        source = PromptSource(made.problems.train, made.evaluation.evaluator.tokenizer, made.run)
         met.extend(problem.question for step in range(5) for problem in source.draw(step))
         return inner(made, learner, hooks, place)
 
     monkeypatch.setattr(own, "train_run", watched)
     asked = Namespace(
         **request,
-        way="ours_nvfp4_aqn",
+        way=way,
         reward="in_turn",
         data=files["data"],
         group=2,
