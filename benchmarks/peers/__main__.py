@@ -2,8 +2,8 @@
 
 `python -m benchmarks.peers` runs each row (`benchmarks.peers.sweep`) in a process of its own, with
 the Python of its environment, and writes what was measured into one JSON file after each; it goes
-on where it was stopped. A row that cannot be run is written down with the reason; of a peer's row
-that is cut off after `--seconds`, the steps made count. `--into PAGE` writes the blessed records
+on where it was stopped. A row that cannot be run is written down with the reason; of a peer's steps
+that are cut off after `--seconds`, those made count. `--into PAGE` writes the blessed records
 (`benchmarks/<device>/peers.json`) into a page. Whole steps need `--folder 0.5b=FOLDER`, and for 7B
 `--folder 7b=RANDOM`, of random weights, which `python -m benchmarks.peers.workloads 7b FOLDER
 RANDOM cuda` makes with the tokenizer of FOLDER.
@@ -85,10 +85,12 @@ def driver_memory(out: Path) -> Iterator[None]:
     process, card = None, os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     with contextlib.suppress(FileNotFoundError), out.open("w") as file:
         process = Popen([*_MEMORY, "-lms", "200", "--id", card], stdout=file, stderr=file)
-    yield
-    if process is not None:
-        process.kill()
-        process.wait()
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
 
 
 def most_bytes(lines: Iterable[str], began: float, ended: float) -> int | None:
@@ -199,10 +201,9 @@ class Race:
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | _OFFLINE
         started = time.time()
         with driver_memory(place / "memory"):
-            where, limit = ROOT if own else place, self.asked.seconds
-            sentence = followed(command, where, environment, limit)
+            sentence = followed(command, ROOT if own else place, environment, self.asked.seconds)
         if sentence is not None or not out.exists():
-            return {"failed": sentence or "it was cut off before the first step that counts"}
+            return {"failed": sentence or "it ended without an entry"}
         entry: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         if "began" in entry:
             read = (place / "memory").read_text().splitlines()
@@ -223,6 +224,7 @@ def followed(
     sentence = ""
     given: dict[str, Any] = {"text": True, "errors": "replace", "process_group": 0}
     with Popen(command, cwd=place, env=environment, stdout=PIPE, stderr=STDOUT, **given) as process:
+        began = time.monotonic()
         end = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
         end.start()
         try:
@@ -231,12 +233,12 @@ def followed(
                 sentence = line.strip() if _ERROR.match(line) else sentence
             process.wait()
         finally:
-            in_time = end.is_alive()
             end.cancel()
             # Also what a tool leaves running, and everything when this command is interrupted.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode == 0 or not in_time:
+    cut_off = process.returncode == -signal.SIGKILL and time.monotonic() - began >= seconds
+    if process.returncode == 0 or cut_off:
         return None
     return f"failed: {sentence or f'the process ended with status {process.returncode}'}"
 
@@ -274,4 +276,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # As Ctrl-C does, so that a row's process ends with this one.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

@@ -100,8 +100,7 @@ class StepClock:
 
     def step_ended(self) -> None:
         """Note a step, and write the entry of the steps so far; the clock stands meanwhile."""
-        time_now = harness.now(self.device)
-        total = time_now - self._last
+        total = harness.now(self.device) - self._last
         self.ended.append(time.time())
         whole, sync, generate = (self._spent[part] for part in ("whole", "sync", "generate"))
         step = {

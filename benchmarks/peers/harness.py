@@ -122,7 +122,9 @@ def write_entry(asked: Namespace, packages: tuple[str, ...], entry: dict[str, An
         "dtype": asked.dtype,
         "packages": versions(packages),
     }
-    Path(asked.out).write_text(json.dumps(said | entry), encoding="utf-8")
+    made = Path(f"{asked.out}.new")
+    made.write_text(json.dumps(said | entry), encoding="utf-8")
+    made.replace(asked.out)
 
 
 def say(sentence: str) -> None:
@@ -153,11 +155,9 @@ def boxed(completions: Sequence[Any], answers: Sequence[str], **unused: Any) -> 
 
 
 def _is_right(text: str, gold: str) -> bool:
-    boxes = _BOX.findall(text)
-    said, wanted = _number(boxes[-1]) if boxes else None, _number(gold.rpartition("####")[2])
-    return said is not None and wanted is not None and abs(said - wanted) < 1e-4
+    boxes = _BOX.findall(text) or [""]
+    return abs(_number(boxes[-1]) - _number(gold.rpartition("####")[2])) < 1e-4
 
 
-def _number(text: str) -> float | None:
-    found = _NUMBER.findall(text.replace(",", "").replace("\\!", ""))
-    return float(found[-1]) if found else None
+def _number(text: str) -> float:
+    return float((_NUMBER.findall(text.replace(",", "").replace("\\!", "")) or ["nan"])[-1])

@@ -1,7 +1,7 @@
 """The project's side: updates on drawn rows, and whole steps of its trainer.
 
-    ours_bf16, ours_nvfp4, ours_nvfp4_aqn    LoRA on the seven projections, by weight format, with
-    ours_bf16_folded                         and without noise or a folded adapter in the rollout
+    ours_bf16, ours_nvfp4                LoRA on the seven projections, by weight format
+    ours_nvfp4_aqn, ours_bf16_folded     the same with noise, or the adapter folded in, in rollouts
 
 An update is `Learner.backward` and `step`, as the trainer calls them, on rows that lie on the host
 when the clock starts, as they do after a rollout. A whole step is the trainer's own, from a run
@@ -54,7 +54,6 @@ from repro.spec.tier import Tier
 PACKAGES = ("qerl-repro", "torch", "triton", "transformers", "peft")
 _run = partial(RunConfig, target="peers", target_version=1, tier=Tier.PAPER.value)
 _PARTS = ("rollout", "grading", "logprobs", "update", "other")
-_LEARNING_RATE = 1e-5
 # More steps than are ever timed, so that no schedule ends.
 _MOST_STEPS = 1000
 
@@ -121,8 +120,9 @@ def measure_steps(asked: Namespace) -> dict[str, Any]:
 
     with loaded(run, ALONE, lambda text, values: None, THREADS) as made:
         learner = learner_of_run(made)
-        if asked.ignore_end and isinstance(made.sampler, Engine):
-            made.sampler.config = dataclasses.replace(made.sampler.config, ignore_end=True)
+        engine = getattr(made.sampler, "engine", made.sampler)
+        if asked.ignore_end and isinstance(engine, Engine):
+            engine.config = dataclasses.replace(engine.config, ignore_end=True)
         hooks = Hooks(on_step=on_step, on_rollout=on_rollout, tally=made.tally)
         began = time.time()
         with tempfile.TemporaryDirectory() as folder:
@@ -169,9 +169,7 @@ def update(learner: Learner, state: TrainState, rollout: Rollout, step: int) -> 
 def measure_update(asked: Namespace) -> dict[str, Any]:
     """Return the entry of updates on drawn rows."""
     steps = harness.json_lines(asked.rows)
-    scale = scale_of(
-        asked, DataConfig(train_problems=asked.prompts, test_problems=1), _LEARNING_RATE
-    )
+    scale = scale_of(asked, DataConfig(train_problems=asked.prompts, test_problems=1), 1e-5)
     run = run_of(asked.way, scale, asked.seed)
     with loaded(run, ALONE, lambda text, values: None, THREADS) as made:
         learner, state = learner_of_run(made), fresh_state(run)

@@ -46,8 +46,7 @@ def pad_rows(rows: dict[str, Any], micro: int, device: torch.device) -> list[Bat
     for start in range(0, len(completions), micro):
         own = completions[start : start + micro]
         padded = nn.utils.rnn.pad_sequence(own, batch_first=True)  # (b, T)
-        lengths = torch.tensor([len(completion) for completion in own])
-        mask = (torch.arange(padded.shape[1]) < lengths[:, None]).long()  # (b, T)
+        mask = nn.utils.rnn.pad_sequence([torch.ones_like(ids) for ids in own], batch_first=True)
         before = prompts[start : start + micro]
         batch = {
             "input_ids": torch.cat([before, padded], dim=1),
