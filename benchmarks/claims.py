@@ -66,8 +66,7 @@ def rollouts(name: str) -> dict[str, Values]:
     """
     arm, points = ROLLOUT_ARMS[name], CELLS
     foreign = arm is BITSANDBYTES
-    lacking = missing_library("bitsandbytes") if foreign else None
-    if lacking:
+    if foreign and (lacking := missing_library("bitsandbytes")):
         raise ValueError(f"{arm.name} {lacking}")
     if foreign:  # nothing of it is blessed, and it is the slowest: a quarter of its steps
         points = tuple(dataclasses.replace(point, windows=3) for point in points)
@@ -112,8 +111,9 @@ def _stepped(arm: StepArm, scale: StepScale) -> dict[str, Values]:
     run = _run(procedure="step_time", arm=arm, scale=scale, seed=0)
     measured: Measured = measure_steps(run, _CONTEXT)
     release()
+    series = measured.series
     return {
-        name: dict(enumerate(v for v in measured.series.get(name, [own.value]) if v is not None))
+        name: {(0, n): v for n, v in enumerate(series.get(name, [own.value])) if v is not None}
         for name, own in measured.metrics.items()
     }
 

@@ -91,13 +91,12 @@ def test_rollout(name: str, point: ThroughputPoint, batch: int, benchmark: Any) 
     _record(benchmark, [batch * point.new_tokens / rate for rate in rates[metric].values()])
     base = claims.rollouts("BF16")[metric]
     over = claims.ratio(rates[metric], base) if base else float("nan")
-    said: dict[str, Any] = {"ratio": over, "tokens_per_second": median(rates[metric].values())}
+    benchmark.extra_info |= {"ratio": over, "tokens_per_second": median(rates[metric].values())}
     if name == "NVFP4":
         table = paper_effects.ROLLOUT.get((point.name, batch))
         found = "holds here, too" if over > ABOVE else "finding: not here"
         of_cell = found if batch > 8 else f"{table:.2f} (table)" if table else ""
-        said["paper"] = "; ".join(filter(None, (PAPER, of_cell)))
-    benchmark.extra_info |= said
+        benchmark.extra_info["paper"] = "; ".join(filter(None, (PAPER, of_cell)))
     if name == "NVFP4" and batch <= 8:
         assert over > ABOVE, f"{over:.2f} x of 16-bit LoRA; the paper's abstract has over {ABOVE} x"
     if arm is not claims.BITSANDBYTES:
@@ -112,8 +111,7 @@ def test_step(phase: str, name: str, benchmark: Any) -> None:
     metric = f"{phase}_seconds_{claims.SPREAD_7B.name}"
     own = claims.steps(name)
     _record(benchmark, list(own[metric].values()))
-    over = claims.ratio(claims.steps("BF16")[metric], own[metric])
-    benchmark.extra_info["ratio"] = over
+    benchmark.extra_info["ratio"] = claims.ratio(claims.steps("BF16")[metric], own[metric])
     if (phase, name) == ("step", "NVFP4"):
         benchmark.extra_info["paper"] = f"{paper_effects.STEPS['7b_b8']} x at 1 x 8 (Table 3)"
     arm = "bf16_lora" if name == "BF16" else "nvfp4_lora"

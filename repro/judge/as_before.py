@@ -8,8 +8,8 @@ things must come together before a row is called regressed:
   memory; 3 points at the smoke tier), any change of a count that should stay the same;
 * **statistics**: a one-sided t test with Holm's correction over the tested rows of one target.
   Ratios are tested on logarithms: noise of timings is in proportion. Where a seed draws something
-  (not at the systems tier), the seeds that both sides have are compared in pairs; else the test is
-  Welch's.
+  (at the systems tier a repeat of drawn lengths), those that both sides have are compared in pairs;
+  else the test is Welch's.
 
 Where both sides have fewer than three values (a peak of memory, which does not vary) there is no
 test: a row has regressed if it is beyond the threshold and all new values are worse than all old
@@ -256,9 +256,8 @@ def _values(
         if arm.name in target.shared:
             continue
         for metric in target.metrics_at(tier):
-            if tier is Tier.SYSTEMS and metric.direction() == "neither":
-                continue
-            if tier is Tier.SMOKE and metric.unit in BETTER_OF_UNIT:
+            described = tier is Tier.SYSTEMS and metric.direction() == "neither"
+            if described or (tier is Tier.SMOKE and metric.unit in BETTER_OF_UNIT):
                 continue
             before, after = (
                 values_of(side.records.get(arm.name, {}), metric.name, timed=timed)
@@ -272,7 +271,10 @@ def _measured(
     target: Target, tier: Tier, arm: str, metric: Metric, before: Samples, after: Samples
 ) -> MetricRow:
     """Return a row with its change, interval and uncorrected p values, not judged yet."""
-    both = [] if tier is Tier.SYSTEMS else sorted(before.keys() & after.keys())
+    points = getattr(target.scales[tier], "points", ())
+    drawn = tuple(p.name for p in points if getattr(p, "lengths", "") == "spread")
+    alike = tier is Tier.SYSTEMS and not metric.name.endswith(drawn)
+    both = [] if alike else sorted(before.keys() & after.keys())
     paired = len(both) >= MINIMUM_REPEATS
     if paired:
         before, after = ({pair: side[pair] for pair in both} for side in (before, after))

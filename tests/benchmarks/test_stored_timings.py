@@ -123,15 +123,18 @@ def test_the_headline_fails_where_it_does_not_hold_and_is_a_finding_at_large_bat
 
 def test_a_row_is_red_where_it_is_slower_than_blessed_by_the_projects_rule(monkeypatch):
     monkeypatch.setattr(claims, "device_slug", lambda: "nvidia_h100_80gb_hbm3")
-    metric = speed.rate("7b", 8).name
 
-    def verdict(rate):
-        values = {metric: dict(enumerate((0.999 * rate, rate, 1.001 * rate)))}
-        return claims.compared("rollout", NVFP4_LORA.name, values)[metric].verdict
+    def verdict(target, metric, *values):
+        own = {metric: {(0, n): value for n, value in enumerate(values)}}
+        return claims.compared(target, NVFP4_LORA.name, own)[metric].verdict
 
-    assert [verdict(rate) for rate in (2900.0, 2600.0, 3300.0)] == [
-        "unchanged", "regressed", "improved"
-    ]  # fmt: skip
+    metric, of = speed.rate("7b", 8).name, (2900.0, 2600.0, 3300.0)
+    found = [verdict("rollout", metric, 0.999 * rate, rate, 1.001 * rate) for rate in of]
+    assert found == ["unchanged", "regressed", "improved"]
+    # Repeats of drawn lengths are compared in pairs: what they spread by hides nothing.
+    metric = "step_seconds_7b_spread"
+    found = [verdict("step_lengths", metric, 5.6 * x, 6.08 * x, 5.07 * x) for x in (1.0, 1.06)]
+    assert found == ["unchanged", "regressed"]
     monkeypatch.setattr(claims, "rollouts", rates(1277.0, 2600.0))
     with pytest.raises(AssertionError, match="regressed, -11"):
         rows.test_rollout("NVFP4", claims.CELLS[0], 8, benchmark_of())
@@ -168,9 +171,8 @@ def test_what_is_measured_is_the_targets_own_points_by_the_suites_own_code(monke
     monkeypatch.setattr(claims, "measure_steps", steps)
     monkeypatch.setattr(claims, "missing_library", lambda name: None)
     rates_of = claims.rollouts.__wrapped__("NF4 bitsandbytes")
-    assert (rates_of["tokens_per_second_7b_8"], rates_of["tokens_per_second_7b_256"]) == (
-        dict.fromkeys((0, 1, 2), 2.0), {}
-    )  # fmt: skip
+    assert rates_of["tokens_per_second_7b_8"] == dict.fromkeys((0, 1, 2), 2.0)
+    assert rates_of["tokens_per_second_7b_256"] == {}
     assert runs[0].scale.products(runs[0].arm.name) == "bitsandbytes"
     runs.clear()
     claims.rollouts.__wrapped__("BF16")
@@ -179,8 +181,8 @@ def test_what_is_measured_is_the_targets_own_points_by_the_suites_own_code(monke
     assert runs[0].scale.points[0] == target.scales[Tier.SYSTEMS].points[0]
     assert runs[0].arm in target.arms
     values = claims.steps.__wrapped__("NVFP4")
-    assert values["step_seconds_7b_spread"] == {0: 1.0, 1: 2.0, 2: 3.0}
-    assert values["peak_bytes_7b_spread"] == {0: 2.0}
+    assert values["step_seconds_7b_spread"] == {(0, 0): 1.0, (0, 1): 2.0, (0, 2): 3.0}
+    assert values["peak_bytes_7b_spread"] == {(0, 0): 2.0}
 
 
 def test_the_memory_row_fails_where_a_step_does_not_fit_the_card(monkeypatch):
