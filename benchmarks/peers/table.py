@@ -151,9 +151,8 @@ def _choice(entry: Entry, entries: Sequence[Entry]) -> str:
     sweep = {key_of(asdict(r)) for r in trials(entry["way"], entry["lengths"], entry["model"], 9)}
     both = [entry, *(e for e in entries if key_of(e) in sweep)]
     named = [", ".join(f"{k} {v}" for k, v in e["settings"].items()) for e in both]
-    tried = " and ".join(f"({own})" for own in named if own != named[0])
-    choice = f"chosen over {tried}" if tried else "the only setting that ran"
-    return f"- {LABELS[entry['way']]}, {_workload(entry)}: {named[0]}; {choice}."
+    choice = "; chosen over ".join(dict.fromkeys(named))
+    return f"- {LABELS[entry['way']]}, {_workload(entry)}: {choice}."
 
 
 def _versions(entries: Sequence[Entry]) -> str:

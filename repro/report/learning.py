@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class ArmValues:
         None of the base itself, and without a seed in common.
         """
         values = self.checked.evidence.values(metric)
-        own, base = values[self.arm.name], values.get(self.base, {})
+        own, base = (values.get(name, {}) for name in (self.arm.name, self.base))
         sign = -1 if less else 1
         pairs = [sign * (own[seed] - base[seed]) for seed in own if seed in base]
         return mean_interval(pairs) if pairs and self.arm.name != self.base else None
@@ -148,21 +148,32 @@ def untrained_rows(checks: Sequence[Checked], expected: Path, *names: str) -> li
         for cell in paper_cells(expected, "table1")
         if (cell.column, cell.quantity) == ("7B", "accuracy") and cell.arm
     }
-    arms = [
-        ArmValues(checked=checked, arm=arm, base="bf16")
-        for checked in of_targets(checks, *names)
-        for arm in checked.selection.target.arms
-        if checked.evidence.values(_ACCURACY).get(arm.name)
-    ]
+    arms = _measured(of_targets(checks, *names), _ACCURACY, base="bf16")
     found = {"arms": arms, "paper": paper, "interval": interval_text}
     return rendered("untrained.md", **found) if arms else NOTHING
+
+
+def second_round_rows(checks: Sequence[Checked]) -> list[str]:
+    """Return the arms trained beside a baseline that learns, by what their late tests say."""
+    names = (f"{of}_coder_{size}" for of in ("rates", "learning") for size in ("1_5b", "0_5b"))
+    arms = _measured(of_targets(checks, *names), "test_late")
+    return rendered("second_round.md", arms=arms, interval=interval_text) if arms else NOTHING
+
+
+def _measured(checks: Iterable[Checked], metric: str, base: str = BASE) -> list[ArmValues]:
+    """Return the arms with a value of a metric."""
+    return [
+        ArmValues(checked=checked, arm=arm, base=base)
+        for checked in checks
+        for arm in checked.selection.target.arms
+        if checked.evidence.values(metric).get(arm.name)
+    ]
 
 
 def training_rows(checks: Sequence[Checked], expected: Path, name: str) -> list[str]:
     """Return the tables of a target's claims of the paper and of the arms that it has trained."""
     for checked in of_targets(checks, name):
-        arms = [ArmValues(checked=checked, arm=arm) for arm in checked.selection.target.arms]
-        trained = [arm for arm in arms if arm.values(_ACCURACY)]
+        trained = _measured([checked], _ACCURACY)
         return rendered(
             "training.md",
             arms=trained,

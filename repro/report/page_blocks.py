@@ -11,8 +11,8 @@ from repro.door.command_line import build_parser
 from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
+from repro.report import learning
 from repro.report.command_reference import command_rows
-from repro.report.learning import dose_rows, slope_rows, training_rows, untrained_rows
 from repro.report.one_page import REPORTED, reported_rows
 from repro.report.readme import answer_rows
 from repro.report.systems import systems_writers
@@ -52,11 +52,14 @@ def renewed_readme(readme: Path, expected: Path) -> str:
     writers = {
         "answer": lambda: answer_rows(judged(), expected),
         "counts": lambda: count_rows(judged(), expected),
-        "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b", "dose_coder_1_5b"),
-        "slopes": lambda: slope_rows(judged(), "dose_response_coder_0_5b"),
-        "training": lambda: training_rows(judged(), expected, "table1_coder_0_5b"),
+        "doses": lambda: learning.dose_rows(
+            judged(), expected, "dose_coder_0_5b", "dose_coder_1_5b"
+        ),
+        "slopes": lambda: learning.slope_rows(judged(), "dose_response_coder_0_5b"),
+        "training": lambda: learning.training_rows(judged(), expected, "table1_coder_0_5b"),
+        "second_round": lambda: learning.second_round_rows(judged()),
         "anchors": lambda: rendered("anchors.md"),
-        "untrained": lambda: untrained_rows(judged(), expected, *untrained),
+        "untrained": lambda: learning.untrained_rows(judged(), expected, *untrained),
         "gpu_tests": lambda: gpu_tests_rows(expected),
         "reported": lambda: reported_rows(REPORTED, expected),
         "commands": lambda: command_rows(build_parser()),

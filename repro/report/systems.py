@@ -15,12 +15,7 @@ from repro.evidence.origins import grouped_by
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, device_title, span
-from repro.report.systems_rates import (
-    comparisons,
-    measured_rates,
-    printed_speedup,
-    ratio_span,
-)
+from repro.report.systems_rates import comparisons, measured_rates, printed_speedup, ratio_span
 from repro.report.tables import NOTHING, by_device, of_targets, table
 from repro.report.verdict_words import CLAIMS, Kind, all_bars, counted, kind_of, notes_on, of_kind
 from repro.spec.claim import Metric

@@ -49,10 +49,9 @@ from repro.targets.table_rows import Statement, gains, metric, variant
 # random reward must gain less than 2.
 _PEAK_RATE = 1e-4
 _GATE_RATES = {"3e5": 0.3, "1e4": 1.0, "2e4": 2.0}
-# Of the 1.5B, in fewer steps: its rate, and what a step takes. The rule is the same from step 75
-# on, but gains of 4 and 2.5 points suffice: it starts at 57 %, so that half as much is left to
-# learn. They have not run. Until they do, `learning_coder_1_5b` has the 0.5B's rate; its plan is
-# fixed when its own first run begins.
+# Of the 1.5B, in fewer steps, by the same rule from step 75 on, but gains of 4 and 2.5 points: it
+# starts at 57 %, so that half as much is left to learn. Until they run, `learning_coder_1_5b` has
+# the 0.5B's rate; its plan is fixed by its own first run.
 _GATE_RATES_1_5B = {"5e5": 0.5, "1e4": 1.0}
 # Steps whose mean says how fast an arm learns, from 1 on.
 _FIRST = 100

@@ -6,15 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from repro.evidence.estimate import Interval, mean_interval
+from repro.report import learning
 from repro.report.doses import doses, paper_rises, treatment
-from repro.report.learning import (
-    ArmValues,
-    dose_rows,
-    interval_text,
-    slope_rows,
-    training_rows,
-    untrained_rows,
-)
 from repro.report.tables import NOTHING
 from repro.report.verdict_words import labelled
 from repro.run.places import expected_folder
@@ -22,9 +15,7 @@ from repro.spec.tier import Tier
 from repro.targets import find
 
 EXPECTED = expected_folder(None)
-DOSES, TRAINED, UNTRAINED = (
-    find(f"{name}_coder_0_5b") for name in ("dose", "table1", "untrained")
-)  # fmt: skip
+DOSES, TRAINED, UNTRAINED = (find(f"{of}_coder_0_5b") for of in ("dose", "table1", "untrained"))
 # Arm: entropy of its own finished completions, accuracy.
 MEASURED = {
     "bf16_lora": (0.36, 14.0),
@@ -103,7 +94,8 @@ def test_a_treatment_is_delivered_by_its_whole_interval(low, high, word):
 
 
 def test_the_table_of_doses_has_a_row_per_arm_and_the_word_beside_plain_formats_alone():
-    lines = [line for line in dose_rows([dosed()], EXPECTED, DOSES.name) if line.startswith("|")]
+    said = learning.dose_rows([dosed()], EXPECTED, DOSES.name)
+    lines = [line for line in said if line.startswith("|")]
     assert len(lines) == 2 + len(MEASURED)
     rows = {arm: cells(lines, DOSES.arm(arm).label.replace(", LoRA", "")) for arm in MEASURED}
     assert {row["model"] for row in rows.values()} == {"0.5B"}
@@ -116,7 +108,7 @@ def test_untrained_rows_lose_what_the_paper_prints_beside_them():
     accuracy = {arm: [value + draw % 2 for draw in range(6)]
                 for arm, value in (("bf16", 20.0), ("nvfp4", 16.0))}  # fmt: skip
     made = check(UNTRAINED, {"accuracy_lenient": accuracy}, dict.fromkeys(accuracy, [12.0] * 6))
-    lines = untrained_rows([made], EXPECTED, UNTRAINED.name)
+    lines = learning.untrained_rows([made], EXPECTED, UNTRAINED.name)
     nvfp4 = cells(lines, "NVFP4")
     assert (nvfp4["model"], nvfp4["prompt"]) == ("0.5B", "boxed")
     assert nvfp4["correct, any form, %"] == "16.5 ± 2.0"
@@ -124,11 +116,19 @@ def test_untrained_rows_lose_what_the_paper_prints_beside_them():
     assert nvfp4["paper, 7B"] == "73.4"
 
 
+def test_arms_beside_a_baseline_that_learns_are_told_by_their_late_tests():
+    late = {"bf16_lora": [38.0, 40.0, 39.0], "bf16_lora_half_rate": [36.0, 37.0, 36.5]}
+    made = check(find("rates_coder_0_5b"), {"test_late": late}, dict.fromkeys(late, [0.3] * 3))
+    half = cells(learning.second_round_rows([made]), "BF16, LoRA at a half of its rate")
+    assert (half["seeds"], half["steps to 30 %"]) == ("3", "0, +0 (+0 to +0)")
+    assert half["late tests at T 0.6, %"].startswith("36.5, -2.5 (-3.")
+
+
 def test_trained_arms_are_told_beside_the_same_seeds_of_bf16():
     ends = {"bf16_lora": [30.0, 32.0, 34.0], "nvfp4_lora": [29.0, 31.0, 33.0, 10.0]}
     shares = {arm: [float(end > 20) for end in of] for arm, of in ends.items()}
     metrics = {"accuracy_lenient": ends, "took_off": shares, "collapsed": shares}
-    lines = training_rows([check(TRAINED, metrics, ends)], EXPECTED, TRAINED.name)
+    lines = learning.training_rows([check(TRAINED, metrics, ends)], EXPECTED, TRAINED.name)
     lines = lines[lines.index("") + 1 :]
     lines = lines[: lines.index("")]
     first, second = (cells(lines, TRAINED.arm(arm).label) for arm in ends)
@@ -142,7 +142,7 @@ def test_trained_arms_are_told_beside_the_same_seeds_of_bf16():
     assert second["GSM8K at the end, %"] == "25.8"
     assert second["steps to 30 %"].endswith("(3 of 4)")
     assert second["runs that broke down"] == "3"
-    assert interval_text(mean_interval([1.0, 2.0]), 1) == "+1.5"
+    assert learning.interval_text(mean_interval([1.0, 2.0]), 1) == "+1.5"
 
 
 def test_equal_starts_take_away_what_the_start_is_worth():
@@ -151,11 +151,11 @@ def test_equal_starts_take_away_what_the_start_is_worth():
     groups = {arm: [3 * start for start in of] for arm, of in starts.items()}
     groups["nvfp4_lora"] = [50, 56, 56]
     made = check(TRAINED, {"informative_first": groups}, starts)
-    of = ArmValues(checked=made, arm=TRAINED.arm("nvfp4_lora"))
+    of = learning.ArmValues(checked=made, arm=TRAINED.arm("nvfp4_lora"))
     left = of.from_equal_start("informative_first", "accuracy_start", [*starts][::2])
     assert (left.value, left.low, left.high) == pytest.approx((2, 2, 2))
     alike = check(TRAINED, {"informative_first": groups}, {key: [20, 21, 23] for key in starts})
-    of = ArmValues(checked=alike, arm=TRAINED.arm("nvfp4_lora"))
+    of = learning.ArmValues(checked=alike, arm=TRAINED.arm("nvfp4_lora"))
     assert of.from_equal_start("informative_first", "accuracy_start", [*starts][::2]) is None
 
 
@@ -179,7 +179,7 @@ def test_slopes_by_one_cause_alone_stand_beside_the_verdicts(every_blessed):
         {arm: [0.2 - rise**2] * 3 for arm, rise in entropy.items()},
     )
     made.statements = judged.statements
-    lines = slope_rows([made], name)
+    lines = learning.slope_rows([made], name)
     by = {
         of: cells(lines, f"only the arms that differ by {of}") for of in ("rounding", "temperature")
     }
@@ -192,8 +192,8 @@ def test_slopes_by_one_cause_alone_stand_beside_the_verdicts(every_blessed):
     assert cells(lines, PAPERS_GAINS)["final accuracy"] == "2.7 points"
     few = [(claim, dataclasses.replace(v, paper=None)) for claim, v in judged.statements()]
     made.statements = lambda: few
-    assert cells(slope_rows([made], name), PAPERS_GAINS)["final accuracy"] == ""
+    assert cells(learning.slope_rows([made], name), PAPERS_GAINS)["final accuracy"] == ""
     made.statements = lambda: [(claim, dataclasses.replace(v, effect=None)) for claim, v in few]
-    assert slope_rows([made], name) == slope_rows([], name) == NOTHING
-    for rows, of in ((dose_rows, DOSES), (untrained_rows, UNTRAINED), (training_rows, TRAINED)):
-        assert rows([], EXPECTED, of.name) == NOTHING
+    assert learning.slope_rows([made], name) == learning.slope_rows([], name) == NOTHING
+    for rows, of in (("dose", DOSES), ("untrained", UNTRAINED), ("training", TRAINED)):
+        assert getattr(learning, f"{rows}_rows")([], EXPECTED, of.name) == NOTHING
