@@ -22,7 +22,7 @@ BUDGET = {
     "lines of tests": 28_000,
     "hand-written words of docs": 14_000,
     "hand-written words of README": 720,
-    "generated words of docs": 5_940,
+    "generated words of docs": 5_960,
     "pictures in docs": 16,
     "bytes of expected/": 1_262_000,
     "bytes of CHANGELOG": 16_500,

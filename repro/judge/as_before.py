@@ -272,7 +272,7 @@ def _measured(
 ) -> MetricRow:
     """Return a row with its change, interval and uncorrected p values, not judged yet."""
     points = getattr(target.scales[tier], "points", ())
-    drawn = tuple(p.name for p in points if getattr(p, "lengths", "") == "spread")
+    drawn = tuple(p.name for p in points if getattr(p, "lengths", "full") != "full")
     alike = tier is Tier.SYSTEMS and not metric.name.endswith(drawn)
     both = [] if alike else sorted(before.keys() & after.keys())
     paired = len(both) >= MINIMUM_REPEATS

@@ -132,9 +132,10 @@ def test_a_row_is_red_where_it_is_slower_than_blessed_by_the_projects_rule(monke
     found = [verdict("rollout", metric, 0.999 * rate, rate, 1.001 * rate) for rate in of]
     assert found == ["unchanged", "regressed", "improved"]
     # Repeats of drawn lengths are compared in pairs: what they spread by hides nothing.
-    metric = "step_seconds_7b_spread"
-    found = [verdict("step_lengths", metric, 5.6 * x, 6.08 * x, 5.07 * x) for x in (1.0, 1.06)]
-    assert found == ["unchanged", "regressed"]
+    for point, seconds in (("spread", (5.6, 6.08, 5.07)), ("equal", (3.94, 4.33, 3.9))):
+        metric, slower = f"step_seconds_7b_{point}", [1.06 * own for own in seconds]
+        assert verdict("step_lengths", metric, *seconds) == "unchanged"
+        assert verdict("step_lengths", metric, *slower) == "regressed"
     monkeypatch.setattr(claims, "rollouts", rates(1277.0, 2600.0))
     with pytest.raises(AssertionError, match="regressed, -11"):
         rows.test_rollout("NVFP4", claims.CELLS[0], 8, benchmark_of())

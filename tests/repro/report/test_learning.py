@@ -118,9 +118,10 @@ def test_untrained_rows_lose_what_the_paper_prints_beside_them():
 
 def test_arms_beside_a_baseline_that_learns_are_told_by_their_late_tests():
     late = {"bf16_lora": [38.0, 40.0, 39.0], "bf16_lora_half_rate": [36.0, 37.0, 36.5]}
-    made = check(find("rates_coder_0_5b"), {"test_late": late}, dict.fromkeys(late, [0.3] * 3))
+    metrics = {"test_late": late, "took_off": {arm: [1.0, 0.0, 1.0] for arm in late}}
+    made = check(find("rates_coder_0_5b"), metrics, dict.fromkeys(late, [30.0] * 3))
     half = cells(learning.second_round_rows([made]), "BF16, LoRA at a half of its rate")
-    assert (half["seeds"], half["steps to 30 %"]) == ("3", "0, +0 (+0 to +0)")
+    assert half["steps to 30 %"] == "30, +0 (+0 to +0) [2 of 3]"
     assert half["late tests at T 0.6, %"].startswith("36.5, -2.5 (-3.")
 
 
