@@ -41,7 +41,12 @@ from kernels.op import Arguments, rotated
 from kernels.packing import PACK_BYTES, PACK_COLUMNS, PACK_ROWS, PackedWeight, pack
 
 LAYERS = {
-    "7b": {"qkv": (4608, 3584), "o": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)},
+    "7b": {
+        "qkv": (4608, 3584),
+        "o": (3584, 3584),
+        "gate_up": (37888, 3584),
+        "down": (3584, 18944),
+    },
     "32b": {
         "qkv": (7168, 5120),
         "o": (5120, 5120),
