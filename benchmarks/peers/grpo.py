@@ -63,9 +63,8 @@ class StepClock:
         from transformers import TrainerCallback
 
         args = trainer.args
-        correction = bool(args.use_vllm and args.vllm_importance_sampling_correction)
-        rows = args.per_device_train_batch_size
-        self.chosen = {"micro_batch_rows": rows, "correction": correction}
+        corrects = bool(args.use_vllm and args.vllm_importance_sampling_correction)
+        self.chosen = {"micro_batch_rows": args.per_device_train_batch_size, "correction": corrects}
         engine = getattr(trainer, "vllm_generation", None)
         if engine is not None:
             self._add_seconds(engine, "sync_weights", "sync")

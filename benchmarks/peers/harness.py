@@ -83,11 +83,10 @@ def time_steps(
         work()
         seconds.append(now(device) - started)
         say(f"{asked.way}, {asked.model}: step {step}: {seconds[-1]:.3f} s")
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     return {
         "seconds": seconds,
         "median": statistics.median(seconds),
-        "peak_bytes": peak,
+        "peak_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
         "completion_tokens": [sum(map(len, rows["completions"])) for rows in steps[1:]],
     }
 

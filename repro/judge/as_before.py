@@ -273,8 +273,8 @@ def _measured(
     """Return a row with its change, interval and uncorrected p values, not judged yet."""
     points = getattr(target.scales[tier], "points", ())
     drawn = tuple(p.name for p in points if getattr(p, "lengths", "full") != "full")
-    alike = tier is Tier.SYSTEMS and not metric.name.endswith(drawn)
-    both = [] if alike else sorted(before.keys() & after.keys())
+    same_work = tier is Tier.SYSTEMS and not metric.name.endswith(drawn)
+    both = [] if same_work else sorted(before.keys() & after.keys())
     paired = len(both) >= MINIMUM_REPEATS
     if paired:
         before, after = ({pair: side[pair] for pair in both} for side in (before, after))

@@ -48,13 +48,12 @@ def renewed_readme(readme: Path, expected: Path) -> str:
     def judged() -> list[Checked]:
         return blessed_checks(expected)
 
+    dosed = ("dose_coder_0_5b", "dose_coder_1_5b")
     untrained = [f"untrained_coder_{size}{of}" for size in ("0_5b", "1_5b") for of in ("", "_tags")]
     writers = {
         "answer": lambda: answer_rows(judged(), expected),
         "counts": lambda: count_rows(judged(), expected),
-        "doses": lambda: learning.dose_rows(
-            judged(), expected, "dose_coder_0_5b", "dose_coder_1_5b"
-        ),
+        "doses": lambda: learning.dose_rows(judged(), expected, *dosed),
         "slopes": lambda: learning.slope_rows(judged(), "dose_response_coder_0_5b"),
         "training": lambda: learning.training_rows(judged(), expected, "table1_coder_0_5b"),
         "second_round": lambda: learning.second_round_rows(judged()),

@@ -12,7 +12,7 @@ plans before the runs of its tables:
   samples the prompts of the first steps, so that start and prompts are no noise. Random rewards,
   the control, are the gate's;
 * `learning_coder_*_details`: what is shown beside them, in a family of its own. The end of NVFP4
-  without AQN is here, since the paper's headline is QeRL's and each claim more widens all;
+  without AQN is here: the paper's headline is QeRL's, and a further claim widens all intervals;
 * `rates_coder_0_5b`: 16-bit LoRA at a half and a tenth of its rate. QeRL's scripts train four bits
   at twice LoRA's rate and its authors call ten times the best, so the rate alone may be faster.
 
@@ -52,7 +52,7 @@ _GATE_RATES = {"3e5": 0.3, "1e4": 1.0, "2e4": 2.0}
 # Of the 1.5B, in fewer and smaller steps (a sitting of two cards is to hold a seed's arms), by the
 # same rule from step 75 on, but gains of 4 and 2.5 points, as it starts at 57 %. Until they run,
 # `learning_coder_1_5b` has the 0.5B's rate; its plan is fixed by its own first run.
-_GATE_RATES_1_5B = {"5e5": 0.5, "1e4": 1.0}
+_GATE_RATES_1_5B, _SMALLER = {"5e5": 0.5, "1e4": 1.0}, {"prompts_per_rollout": 32}
 # Steps whose mean says how fast an arm learns, from 1 on.
 _FIRST = 100
 # Half of the paper's gain at the end, in points.
@@ -60,11 +60,11 @@ _EQUAL = 1.35
 
 
 def _rounds(size: str, steps: int, tests: Sequence[int], **changes: object) -> TrainScale:
-    """Return the first round's scale with more prompts a step and a rate that falls to zero."""
+    """Return the first round's scale with 64 prompts a step and a rate that falls to zero."""
     first = scale_of(size)
     settings = {
         "steps": steps,
-        "prompts_per_rollout": 32 if size == "1_5b" else 64,
+        "prompts_per_rollout": 64,
         "optimizer": dataclasses.replace(first.optimizer, schedule="cosine"),
         "evaluation": dataclasses.replace(first.evaluation, test_at=tuple(tests)),
     }
@@ -76,7 +76,7 @@ def _at_peak(name: str, factor: float) -> Arm:
     return variant(BF16, name, label, learning_rate_factor=factor)
 
 
-def _rated(rates: Mapping[str, float]) -> tuple[Arm, ...]:
+def _gate_arms(rates: Mapping[str, float]) -> tuple[Arm, ...]:
     return (*(_at_peak(*rate) for rate in rates.items()), table1.RANDOM_REWARD)
 
 
@@ -96,17 +96,12 @@ def _gate(size: str, suffix: str, arms: Sequence[Arm], scale: TrainScale) -> Tar
 
 
 _GATE = _rounds("0_5b", 150, (75, 100, 125))
-_CHOSEN = (_at_peak("1e4", 1.0),)
+_CHOSEN, _CONSTANT = [_at_peak("1e4", 1.0)], scale_of("0_5b").optimizer
 _GATES = (
-    _gate("0_5b", "", _rated(_GATE_RATES), _GATE),
-    _gate(
-        "0_5b",
-        "_constant",
-        _CHOSEN,
-        dataclasses.replace(_GATE, optimizer=scale_of("0_5b").optimizer),
-    ),
+    _gate("0_5b", "", _gate_arms(_GATE_RATES), _GATE),
+    _gate("0_5b", "_constant", _CHOSEN, dataclasses.replace(_GATE, optimizer=_CONSTANT)),
     _gate("0_5b", "_16", _CHOSEN, dataclasses.replace(_GATE, prompts_per_rollout=16)),
-    _gate("1_5b", "", _rated(_GATE_RATES_1_5B), _rounds("1_5b", 100, (50, 75))),
+    _gate("1_5b", "", _gate_arms(_GATE_RATES_1_5B), _rounds("1_5b", 100, (50, 75), **_SMALLER)),
 )
 # What `train` begins from, for a model of a user's own (`repro.targets.presets`).
 BASELINE: TrainScale = _GATES[0].scales[Tier.MINI]
@@ -286,7 +281,7 @@ _RATES = Target(
 
 CODER_LEARNING = (
     *_GATES,
-    *_learning("1_5b", _rounds("1_5b", 100, (40, 68, 76, 84, 92))),
+    *_learning("1_5b", _rounds("1_5b", 100, (40, 68, 76, 84, 92), **_SMALLER)),
     _RATES,
     *_learning("0_5b", _rounds("0_5b", 150, (50, 102, 114, 126, 138))),
 )
