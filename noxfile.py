@@ -289,7 +289,7 @@ def environment(session: nox.Session) -> None:
 
 @nox.session(name="gpu-tests", venv_backend="none", default=False)
 def gpu_tests(session: nox.Session) -> None:
-    """On a GPU: every GPU test and benchmark; JUnit files, their sum, timings in runs/gpu-tests.
+    """On a GPU: every GPU test and benchmark; in runs/gpu-tests JUnit files, timings, history.
 
     Tests that need the device to themselves come first. The others spend most of their time
     compiling kernels, so several processes share the device.
@@ -299,18 +299,23 @@ def gpu_tests(session: nox.Session) -> None:
     tests = (ROOT / "tests").rglob("test_*.py")
     marked = sorted(path for path in tests if "pytest.mark.gpu" in path.read_text("utf-8"))
     processes = max(1, min(12, (os.cpu_count() or 1) // 2))
-    spread = ("--dist", "loadgroup")
     timings = GPU_TESTS / "benchmarks.json"
     kept = f"--benchmark-json={timings}"
     starts: dict[str, list[str | Path]] = {
         "alone": ["-m", "gpu and alone", *marked],
-        "together": ["-m", "gpu and not alone", "-n", str(processes), *spread, *marked],
+        "together": ["-m", "gpu and not alone", "-n", str(processes), "--dist=loadgroup", *marked],
         "benchmarks": ["benchmarks", "--benchmark-only", "--benchmark-compare", kept],
     }
     for name, arguments in starts.items():
         command = [python, "-m", "pytest", f"--junitxml={GPU_TESTS / name}.xml", *arguments]
         # Whatever it ends with: what failed, the JUnit files say, and the sum of them below.
         session.run(*map(str, command), external=True, success_codes=range(-64, 256))
+    named = "from benchmarks.device_time import device_slug; print(device_slug())"
+    device = str(session.run(python, "-c", named, external=True, silent=True)).strip()
+    runs = [*sorted(ROOT.glob(f"benchmarks/{device}/*/*.json")), timings]
+    draw = ["compare", "--group-by=group", f"--histogram={GPU_TESTS / 'history'}", *runs]
+    drawn = [python, "-m", "pytest_benchmark", *map(str, draw)]
+    session.run(*drawn, external=True, silent=True, success_codes=range(256))
     session.run(python, "-m", "repro.evidence.gpu_tests", str(GPU_TESTS), external=True)
 
 

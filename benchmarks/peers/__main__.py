@@ -2,11 +2,11 @@
 
 `python -m benchmarks.peers` runs each row (`benchmarks.peers.sweep`) in a process of its own, with
 the Python of its environment, and writes what was measured into one JSON file after each; it goes
-on where it was stopped. A row that cannot be run is written down with the reason; of a peer's steps
-that are cut off after `--seconds`, those made count. `--into PAGE` writes the blessed records
+on where it was stopped. A row that cannot be run is written down with the reason; of steps that are
+cut off after `--seconds`, those made count. `--into PAGE` writes the blessed records
 (`benchmarks/<device>/peers.json`) into a page. Whole steps need `--folder 0.5b=FOLDER`, and for 7B
-`--folder 7b=RANDOM`, of random weights, which `python -m benchmarks.peers.workloads 7b FOLDER
-RANDOM cuda` makes with the tokenizer of FOLDER.
+`--folder 7b=RANDOM`, of random weights: `python -m benchmarks.peers.workloads 7b FOLDER RANDOM
+cuda` makes them with the tokenizer of FOLDER.
 
 Peers run from a folder that holds `benchmarks` alone: from this checkout's root they would take
 `kernels` and `repro` for packages of theirs.

@@ -81,7 +81,6 @@ def scale_of(asked: Namespace, data: DataConfig, rate: float) -> TrainScale:
     return TrainScale(
         checkpoint=asked.folder,
         data=data,
-        # An update has no last step, at which a schedule would end.
         steps=asked.steps if asked.sampled else _MOST_STEPS,
         prompts_per_rollout=asked.prompts,
         group_size=asked.group,
@@ -116,7 +115,13 @@ def measure_steps(asked: Namespace) -> dict[str, Any]:
         }
         steps.append({"total": sum(parts.values()), "sync": 0.0, **parts, **sampled[-1]})
         ended.append(time.time())
+        if len(steps) > harness.WARM_UP:
+            harness.write_entry(asked, PACKAGES, entry())
         harness.say(f"{asked.way}: step {step}: {steps[-1]['total']:.3f} s")
+
+    def entry() -> dict[str, Any]:
+        chosen = {"micro_batch_tokens": learner.micro_tokens, "threads": THREADS}
+        return harness.whole_steps(steps, began, ended) | chosen
 
     with loaded(run, ALONE, lambda text, values: None, THREADS) as made:
         learner = learner_of_run(made)
@@ -127,10 +132,7 @@ def measure_steps(asked: Namespace) -> dict[str, Any]:
         began = time.time()
         with tempfile.TemporaryDirectory() as folder:
             train_run(made, learner, hooks, Path(folder) / "checkpoint")
-    return harness.whole_steps(steps, began, ended) | {
-        "micro_batch_tokens": learner.micro_tokens,
-        "threads": THREADS,
-    }
+    return entry()
 
 
 def drawn_rollout(drawn: dict[str, Any]) -> Rollout:

@@ -128,8 +128,7 @@ def measure(update: Update, asked: Namespace) -> dict[str, Any]:
     rows = min(asked.settings["rows"], asked.prompts * asked.group)
     first = pad_rows(steps[0], rows, update.device)
     # Long rows have one width: a few of them meet every shape.
-    warm = first[:2] if asked.lengths == "long" else first
-    logprob = update.step(warm)
+    logprob = update.step(first[:2] if asked.lengths == "long" else first)
 
     def prepared(step: int) -> Callable[[], object]:
         return partial(update.step, pad_rows(steps[step], rows, update.device))

@@ -327,8 +327,7 @@ def _first_reaching(
     """Return where a polyline first reaches a height, or None."""
     if heights and heights[0] >= threshold - _ROUNDING:
         return places[0]
-    points = zip(places, heights, strict=True)
-    for (left, low), (right, high) in itertools.pairwise(points):
+    for (left, low), (right, high) in itertools.pairwise(zip(places, heights, strict=True)):
         if high >= threshold - _ROUNDING:
             return left + (right - left) * min(1.0, (threshold - low) / (high - low))
     return None

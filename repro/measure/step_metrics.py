@@ -96,13 +96,12 @@ def series_of(
     if point.memory_only:
         return {}
     repeats = entry.repeats
-    tokens = entry.facts["generated_tokens"]
     series = {"step_seconds": [repeat["total"] for repeat in repeats]}
     for part in PHASES:
         series[f"{part}_seconds"] = [repeat[part] for repeat in repeats]
     if point.ranks > 1:
         series["exchange_share"] = _quotients(repeats, repeats, "exchange", "total")
-    series["tokens_per_second"] = [tokens / repeat["rollout"] for repeat in repeats]
+    series["tokens_per_second"] = _quotients(repeats, repeats, "completion_tokens", "rollout")
     if base is not None:
         for name, phase in _RATIOS.items():
             series[name] = _quotients(base.repeats, repeats, phase)

@@ -49,6 +49,5 @@ def needs_of_checkpoint(scale: TrainScale) -> Needs:
     if is_hub_name(scale.checkpoint):
         # Files of mixed 4 to 8 bits have .36 to .5 of the bytes of 16 bits.
         stored = weights // 2 if scale.checkpoint.endswith(".gguf") else weights
-        model = Download(kind="model", name=scale.checkpoint, nbytes=stored)
-        downloads.insert(0, model)
+        downloads.insert(0, Download(kind="model", name=scale.checkpoint, nbytes=stored))
     return Needs(memory_bytes=weights + 8 * GIB, disk_bytes=10_000_000, downloads=tuple(downloads))

@@ -78,6 +78,13 @@ def test_the_page_is_written_from_the_blessed_records():
     assert table.renewed(page, ROOT / "benchmarks") == page
 
 
+def test_a_peer_is_held_against_our_row_or_what_that_row_cost_when_it_has_gone():
+    row = {"model": "0.5b", "lengths": "16x8_real", "completion_tokens": [2000]}
+    ours, peer = row | {"way": "ours_bf16", "seconds": [1]}, row | {"way": "trl", "seconds": [4]}
+    for base, shown in (({}, "(4.00 x)"), ({"base_cost": 0.25}, "(8.00 x)")):
+        assert shown in "".join(table._matrix("seconds", [ours, peer | base]))
+
+
 def test_memory_is_the_most_that_the_driver_named_while_steps_were_timed():
     lines = [f"2026/11/28 17:55:0{n}.500, {mib}" for n, mib in enumerate((9000, 70, 80, 60, 9000))]
     middle = [f"2026/11/28 17:55:0{n}.000" for n in (1, 4)]
@@ -176,18 +183,12 @@ def test_own_steps_are_timed_on_a_peers_questions(way, folder, data, tmp_path, m
         return inner(made, learner, hooks, place)
 
     monkeypatch.setattr(own, "train_run", watched)
-    asked = Namespace(
-        **request,
-        way=way,
-        reward="in_turn",
-        data=files["data"],
-        group=2,
-        prompt_tokens=256,
-        new_tokens=6,
-        dtype="float32",
-        sampled=True,
-    )
-    measured = own.measure_steps(asked)
+    request |= {"device": "cpu", "dtype": "float32", "reward": "in_turn", "way": way, "group": 2}
+    request |= {"data": files["data"], "prompt_tokens": 256, "new_tokens": 6, "sampled": True}
+    out = tmp_path / "entry.json"
+    measured = own.measure_steps(Namespace(**request, out=str(out)))
+    # What it has done so far is there whenever it is cut off.
+    assert json.loads(out.read_text(encoding="utf-8"))["seconds"] == measured["seconds"]
     assert [text.partition("\n")[0] for text in asked_of_peers] == met
     assert len(measured["completion_tokens"]) == 2
     assert 4 <= max(measured["completion_tokens"]) <= 24
@@ -204,11 +205,8 @@ def test_prompts_of_a_7b_step_have_exactly_its_tokens(folder, tmp_path):
     rows = (tmp_path / "problems.jsonl").read_text(encoding="utf-8").splitlines()
     texts = {json.loads(row)["question"] for row in rows}
     assert len(texts) == len(rows) >= 4
-    lengths = {
-        len(render(Problem(id="0", question=text, answer="0"), "boxed", tokenizer))
-        for text in texts
-    }
-    assert lengths == {300}
+    problems = [Problem(id="0", question=text, answer="0") for text in texts]
+    assert {len(render(problem, "boxed", tokenizer)) for problem in problems} == {300}
     assert files["data"].startswith("file:")
 
 

@@ -98,7 +98,8 @@ def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(monkeypatch):
     for factor in (1.2, 1.3, 1.1):
         for point, seconds in ((SPREAD, 2 * factor), (EQUAL, 2.0)):
             times: dict[str, Any] = dict.fromkeys((*PHASES, "total"), seconds)
-            results[point.name, "nvfp4"].repeats.append(times | {"slowed": {}})
+            times |= {"slowed": {}, "completion_tokens": 100 * factor}
+            results[point.name, "nvfp4"].repeats.append(times)
             results[point.name, "nvfp4"].facts = facts
     measured = measured_steps(NVFP4, [NVFP4], (SPREAD, EQUAL), results)
     for name in ("rollout", "update", "step"):
@@ -106,6 +107,8 @@ def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(monkeypatch):
         assert (estimate.value, estimate.unit) == (pytest.approx(1.2), "ratio")
         series = measured.series[f"{name}_over_equal_few_spread"]
         assert series == pytest.approx([1.2, 1.3, 1.1])
+    # Each repeat's own tokens, over its own time.
+    assert measured.series["tokens_per_second_few_spread"] == pytest.approx([50.0] * 3)
     assert not [name for name in measured.metrics if name.endswith("over_equal_few_equal")]
 
 

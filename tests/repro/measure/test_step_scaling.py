@@ -107,8 +107,7 @@ def test_two_ranks_are_measured_and_judged(tmp_path, monkeypatch, warm_workers):
     assert 0 < record.value("exchange_share_a_small_2") < 1
     (expected / "bars").mkdir(parents=True)
     (expected / "bars/systems.toml").write_text(BARS)
-    selection = Selection(target=TARGET, tier=Tier.SYSTEMS)
-    checked = check_selection(selection, runs, expected)
+    checked = check_selection(Selection(target=TARGET, tier=Tier.SYSTEMS), runs, expected)
     assert checked.evidence.refused == []
     assert [verdict.status for verdict in checked.verdicts] == ["reproduced"] * 2
 
