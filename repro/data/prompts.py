@@ -218,8 +218,7 @@ def render(problem: Problem, template: str, tokenizer: Any) -> list[int]:
                 "this tokenizer; remove it from the question"
             )
     text = named.build(problem.question)
-    is_bare = named.bare_too and _chat_source(tokenizer) is None
-    chats = named.chat and not is_bare
+    chats = named.chat and not (named.bare_too and _chat_source(tokenizer) is None)
     if problem.before and not chats:
         raise DataError(
             f"{problem.where}: it has messages before its question; needed is a "

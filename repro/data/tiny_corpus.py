@@ -102,8 +102,7 @@ def complete(problem: WordProblem, rng: random.Random, config: CorpusConfig) -> 
         steps, answer = worked_with_mistakes(problem, rng, config)
         thinking = WORKING_PREFIX + STEP_JOINT.join(map(str, steps)) + "</think>"
         weights = config.careful_endings
-    ending = rng.choices(tuple(ENDINGS.values()), weights)[0]
-    return thinking + ending.format(n=answer)
+    return thinking + rng.choices(tuple(ENDINGS.values()), weights)[0].format(n=answer)
 
 
 def iterate_documents(seed: int, config: CorpusConfig) -> Iterator[tuple[str, str]]:

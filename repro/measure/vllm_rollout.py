@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from repro.measure.rollout_cells import random_prompts
@@ -62,9 +63,13 @@ class VllmEngine(VllmSampler):
             if batch == min(batches):
                 super().sample(prompts, sampling, group_size=1, seeds=range(batch))
             self.sample(prompts, sampling)
-        nats = self.receipt["abs_diff_mean_clean"]
-        # By rounding it is hundredths, of other weights about 1.
-        require(nats <= 0.5, f"vLLM is {nats:.3g} nats from the policy; at most 0.5 is rounding")
+        nats, r = self.receipt["abs_diff_mean_clean"], float(torch.corrcoef(self.compared)[0, 1])
+        # By rounding it is hundredths, of other weights more than 1. Rounding activations to 8
+        # bits, too, moves random weights by tenths: what comes of them still correlates.
+        alike = r >= 0.5 if "quantization" in options else nats <= 0.5
+        told = f"vLLM is {nats:.3g} nats from the policy and correlates by {r:.2f}; rounding gives "
+        require(alike, f"{told}at most 0.5 nats, rounding to FP8 a correlation of 0.5 or more")
+        self.receipt["correlation"] = r
         graphs = self.llm.llm_engine.vllm_config.compilation_config.cudagraph_mode
         self.receipt |= {"graphs": str(graphs), **self.llm.apply_model(_layers)[0]}
 

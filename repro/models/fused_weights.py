@@ -118,8 +118,7 @@ def side_by_side(weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if not shared or weight.data_ptr() != at or weight.stride() != first.stride():
             return tuple(weights)
         at += len(weight) * weight.stride(0) * weight.element_size()
-    size = (sum(map(len, weights)), first.shape[1])
-    return (first.as_strided(size, first.stride()),)
+    return (first.as_strided((sum(map(len, weights)), first.shape[1]), first.stride()),)
 
 
 def fused_bias(biases: Sequence[nn.Parameter | None], below: int = 0) -> Tensor | None:

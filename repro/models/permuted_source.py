@@ -61,8 +61,7 @@ class PermutedSource(SourceAround):
         """Return the orders of a tensor's rows and of its columns; None leaves them."""
         stream = self._order("stream", self._hidden)
         if _STREAM.fullmatch(module):
-            gains = module.endswith("norm")
-            return (stream, None) if gains else (None, stream)
+            return (stream, None) if module.endswith("norm") else (None, stream)
         match = _IN_BLOCK.fullmatch(module)
         if match is None:
             raise CheckpointError(f"{self.where(name)}: its channels have no known order")

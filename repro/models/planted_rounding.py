@@ -50,8 +50,7 @@ class RoundedSource(SourceAround):
         weight = dense.float()
         codes = quantize_projection(dense, module, self._rounding.format, self._scales)
         rounded = dispatch.dequantize(codes, torch.float32)
-        planted = weight + self._rounding.factor * (rounded - weight)
-        changed = planted.to(torch.bfloat16)
+        changed = (weight + self._rounding.factor * (rounded - weight)).to(torch.bfloat16)
         if torch.equal(changed, dense):
             raise ValueError(f"{self.where(name)}: {self._rounding} left it as it was")
         norm = torch.linalg.vector_norm

@@ -257,8 +257,7 @@ def fitting_update(run: RunConfig, device: torch.device, ranks: Ranks = ALONE) -
     if memory is None:
         return {}
     # With different cards, the smallest one decides for all ranks.
-    room = min(ranks.objects(device_bytes(device)))
-    step = memory.fitting(room)
+    step = memory.fitting(min(ranks.objects(device_bytes(device))))
     return {"micro_tokens": step.micro_tokens, "kept_blocks": step.kept_blocks}
 
 
@@ -271,8 +270,7 @@ def _sampler(policy: Policy, run: RunConfig) -> Sampler:
         memory = training_memory(run.arm, scale)
         if memory is None or policy.device.type == "cpu":
             return VllmSampler(policy, max_positions=positions)
-        whole = device_bytes(policy.device)
-        share = memory.served_share(whole)
+        share = memory.served_share(device_bytes(policy.device))
         return VllmSampler(policy, max_positions=positions, memory_share=share)
     return sampler_for(
         policy,

@@ -32,10 +32,10 @@ QUESTIONS = {
     "rollout by LoRA rank (Table 9)": ("table9",),
     "rollout by LoRA rank (Fig. 11)": ("figure11",),
     "rollout, batch 1 to 256": ("rollout",),
-    "rollout, this engine and vLLM's": ("rollout_vllm", "rollout_vllm_16bit"),
-    "rollout, 16-bit LoRA folded in": ("table6_folded", "table8_folded", "rollout_folded"),
+    "rollout, this engine and vLLM's": ("rollout_vllm", "rollout_vllm_16bit", "rollout_vllm_fp8"),
+    "rollout, folded in": ("table6_folded", "table8_folded", "rollout_folded"),
     "rollout, the final abstract": ("final_abstract",),
-    "step, 16-bit LoRA folded in": ("table3_rl_folded", "step_lengths_folded"),
+    "step, folded in": ("table3_rl_folded", "step_lengths_folded"),
     "GRPO step (Table 3)": ("table3_3b", "table3", "table3_14b", "table3_32b"),
     "GRPO step, 128 or 256 completions": RL_STEPS,
     "GRPO step, completions of different lengths": (
@@ -116,9 +116,8 @@ def _questions(checks: Sequence[Checked], expected: Path) -> list[str]:
         return NOTHING
     rows = []
     for (question, slow), own in cells.items():
-        paper = next(iter(own.values()))[0]
         shown = [": ".join(filter(None, own.get(device, ())[1:])) for device in devices]
-        rows.append([question, _AGAINST.get(slow, slow), paper, *shown])
+        rows.append([question, _AGAINST.get(slow, slow), next(iter(own.values()))[0], *shown])
     unanswered = [question for question in QUESTIONS if question not in {q for q, _ in cells}]
     rows += [[question, "", "", *["not run"] * len(devices)] for question in unanswered]
     return table(["question", "compared with", "paper", *devices.values()], rows)

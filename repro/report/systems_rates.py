@@ -121,8 +121,7 @@ def absent_because(checked: Checked, arm: str, metric: str) -> str:
     """Return why the records of an arm have no such rate, empty where they do not say."""
     records = checked.evidence.records.get(arm, {}).values()
     reasons = (reason(record, metric) for record in records)
-    sentence = next((words for words in reasons if words), "")
-    return sentence.partition(": ")[2]
+    return next((words for words in reasons if words), "").partition(": ")[2]
 
 
 def _ratio(logs: Sequence[float], verdict: Verdict | None) -> Interval:

@@ -1,10 +1,12 @@
 """Markdown tables.
 
-A column in which every row is empty is left out, so that one layout serves every target.
+A column in which every row is empty is left out, so that one layout serves every target; so is what
+a row's first cell repeats of the one above.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,8 +35,10 @@ def plain(text: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a table without the columns in which every row is empty; nothing without rows."""
+    """Return a table without empty columns and repeated first cells; nothing without rows."""
     cells = [[in_cell(cell) for cell in row] for row in rows]
+    for above, row in [*itertools.pairwise(cells)][::-1]:
+        row[0] = "" if row[0] == above[0] else row[0]
     used = [place for place in range(len(heads)) if any(row[place] for row in cells)]
     lines = [[heads[place] for place in used], *([row[place] for place in used] for row in cells)]
     written = [f"| {' | '.join(line)} |" for line in lines]

@@ -195,8 +195,7 @@ def comparable(gold: str, answer: str) -> Forms | None:
     if words is not None:
         return _as_text(words) if _words(answer, loosely=True) == words else None
     if ":" in gold:
-        same = "".join(gold.split()) == "".join(answer.split())
-        return _as_text(gold) if same else None
+        return _as_text(gold) if "".join(gold.split()) == "".join(answer.split()) else None
     based = read_based(gold)
     if based is not None:
         return (str(based[0]), str(based[0])) if read_based(answer) == based else None

@@ -123,8 +123,7 @@ class PromptSource:
 
     def draw(self, batch: int) -> list[Problem]:
         """Return the problems of the batch counted from 0; the rest of an epoch is left out."""
-        per_epoch = len(self.problems) // self.size
-        epoch, place = divmod(batch, per_epoch)
+        epoch, place = divmod(batch, len(self.problems) // self.size)
         if self._order[0] != epoch:
             self._order = (epoch, order_of_epoch(self._seed, epoch, len(self.problems)))
         indices = self._order[1][place * self.size : (place + 1) * self.size]

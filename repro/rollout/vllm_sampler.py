@@ -79,6 +79,8 @@ class VllmSampler:
         Id of the adapter that vLLM has, 0 before the first; each one handed over gets the next.
     channels_changed : int
         Channels of vLLM's norms whose gain differs from the one without noise.
+    compared : Tensor
+        (2, T), log-probabilities of the policy and vLLM, of some tokens of the latest rollout.
     receipt : dict
         For the record: vLLM's version, the digest of the weights that it loaded, most channels
         changed, and by whether noise was on the largest of rollouts' mean |log pi_policy - log
@@ -185,16 +187,17 @@ class VllmSampler:
 
         `firsts` are the first completion of each prompt.
         """
-        off: list[float] = []
+        both: list[Tensor] = []
         decoder: Any = self.policy.decoder
         for prompt, completion in zip(prompts[:_COMPARED], firsts, strict=False):
             tokens = torch.tensor([*prompt, *completion.token_ids], device=self.policy.device)
             hidden = decoder.model(input_ids=tokens[None, :-1], use_cache=False)[0][0]
             end = hidden[len(prompt) - 1 :], decoder.lm_head.weight, tokens[len(prompt) :]
             own, _ = dispatch.token_logprobs(*end, sampling.temperature)
-            off += (own.cpu() - torch.tensor(completion.sampled_logprobs)).abs().tolist()
+            both.append(torch.stack([own.cpu(), torch.tensor(completion.sampled_logprobs)]))
+        self.compared = torch.cat(both, dim=1)
         name = "abs_diff_mean_noisy" if self.channels_changed else "abs_diff_mean_clean"
-        self._note(name, sum(off) / len(off))
+        self._note(name, float(self.compared.diff(dim=0).abs().mean()))
         self._note("channels_changed", self.channels_changed)
 
     def _note(self, name: str, value: float) -> None:

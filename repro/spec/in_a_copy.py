@@ -34,5 +34,4 @@ def ending_in_a_copy(call: Callable[[], Any], wait: float, computing: float = 0.
             os.kill(child, signal.SIGKILL)
         time.sleep(0.005)
     code = os.waitstatus_to_exitcode(ended[1])
-    known = {_RETURNED: None, _RAISED: ""}
-    return known.get(code, f"its process ended, exit code {code}")
+    return {_RETURNED: None, _RAISED: ""}.get(code, f"its process ended, exit code {code}")

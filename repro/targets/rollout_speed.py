@@ -8,13 +8,15 @@ claims ask how many times 16-bit LoRA on the same engine each cell reaches.
 
 `rollout_ranks` compares the adapter's ranks at batch 1, and `rollout_vllm` this project's engine
 with vLLM's, the paper's, on the same weights and adapter (`repro.measure.vllm_rollout`). Beside it,
-`rollout_vllm_16bit` has what else is run in vLLM: 16-bit weights, the adapter folded in, FP8.
+`rollout_vllm_16bit` and `rollout_vllm_fp8` have what else is run in vLLM: BF16, folded in, FP8.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
+from repro.spec.arm import Arm
 from repro.spec.claim import OWN_BAR
 from repro.spec.target import Target
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
@@ -150,21 +152,24 @@ _IN_VLLM = (
     *(variant(arm, "vllm", ", vLLM's engine") for arm in (BF16_LORA, BF16_LORA_FOLDED)),
     variant(BF16_LORA, "fp8_vllm", ", rounded to FP8 by vLLM's engine"),
 )
-VLLM_16_BIT = replace(
-    VLLM,
-    name="rollout_vllm_16bit",
-    title="Rollout engine beside vLLM's own: BF16 and FP8 with LoRA, 7B",
-    statement="this engine samples NVFP4 with LoRA faster than vLLM 16-bit or FP8 weights",
-    arms=(BF16_LORA, BF16_LORA_FOLDED, *_IN_VLLM, NVFP4_LORA),
-    **timed(
-        "throughput",
-        ThroughputScale(
-            points=POINTS[:1], vllm=tuple(arm.name for arm in _IN_VLLM), fp8=(_IN_VLLM[-1].name,)
-        ),
-        60 * GIB,
-    ),
-    claims=tuple(
-        faster_than(slow, "7b", batch, "not in the paper") for slow in _IN_VLLM for batch in BATCHES
-    ),
+_SERVED = ThroughputScale(
+    points=POINTS[:1], vllm=tuple(arm.name for arm in _IN_VLLM), fp8=(_IN_VLLM[-1].name,)
 )
-ROLLOUT_TARGETS = (ROLLOUT, RANKED, VLLM, ROLLOUT_FOLDED, VLLM_16_BIT)
+
+
+def _beside(kind: str, own: tuple[Arm, ...], served: tuple[Arm, ...]) -> Target:
+    cells = itertools.product(served, BATCHES)
+    return replace(
+        VLLM,
+        name=f"rollout_vllm_{kind.lower()}",
+        title=f"Rollout engine beside vLLM's own: {kind} with LoRA, 7B",
+        statement=f"this engine samples NVFP4 with LoRA faster than vLLM's samples {kind}",
+        arms=(*own, *served, NVFP4_LORA),
+        **timed("throughput", _SERVED, 60 * GIB),
+        claims=tuple(faster_than(slow, "7b", batch, "not in the paper") for slow, batch in cells),
+    )
+
+
+VLLM_16_BIT = _beside("16bit", (BF16_LORA, BF16_LORA_FOLDED), _IN_VLLM[:2])
+VLLM_FP8 = _beside("FP8", (), _IN_VLLM[2:])
+ROLLOUT_TARGETS = (ROLLOUT, RANKED, VLLM, ROLLOUT_FOLDED, VLLM_16_BIT, VLLM_FP8)

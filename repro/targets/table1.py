@@ -95,8 +95,7 @@ METRICS = (
 
 def metrics_named(*names: str) -> tuple[Metric, ...]:
     """Return those of `METRICS` with these names, in their order here; `KeyError` for others."""
-    named = {metric.name: metric for metric in METRICS}
-    return tuple(named[name] for name in names)
+    return tuple({metric.name: metric for metric in METRICS}[name] for name in names)
 
 
 SMOKE = TrainScale(

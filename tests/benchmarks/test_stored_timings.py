@@ -87,8 +87,7 @@ def test_a_run_is_stored_by_device_with_the_medians_of_the_clock_and_a_compariso
 
 
 def test_the_binding_limit_is_the_larger_share():
-    limits = Limits(copy_rate=4e12, matmul_rate=8e14)
-    shares = limits.shares(1e-3, nbytes=2e9, flops=2e11)
+    shares = Limits(copy_rate=4e12, matmul_rate=8e14).shares(1e-3, nbytes=2e9, flops=2e11)
     assert shares["percent_of_copy_rate"] == pytest.approx(50)
     assert shares["percent_of_matmul_rate"] == pytest.approx(25)
     assert shares["limit_percent"] == pytest.approx(50)

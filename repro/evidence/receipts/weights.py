@@ -40,8 +40,7 @@ def rounding(record: Record) -> Iterator[str]:
     """Yield why weights lack the arm's rounding, rollouts its fold, or channels the run's order."""
     planned, done = record.config["arm"].get("rounding"), record.facts.get("rounding")
     asked = {key: (planned or {}).get(key) for key in ("format", "factor")}
-    shown = {key: (done or {}).get(key) for key in asked}
-    if asked != shown:
+    if asked != {key: (done or {}).get(key) for key in asked}:
         yield f"facts.rounding is {done}; the arm has {planned}"
     elif done and done["projections"] != record.facts["linears"].get("bf16"):
         yield f"facts.rounding has {done['projections']} projections; bf16 ones are more"

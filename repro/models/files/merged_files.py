@@ -58,8 +58,7 @@ def write_merged(policy: Policy, out_folder: str | Path) -> Path:
     if policy.folder is None:
         raise ValueError("the policy was not loaded from a folder; its config is not known")
     with appearing(out) as temporary:
-        model = build_on_meta(read_description(policy.folder).config)
-        specs = expected_specs(model, None)
+        specs = expected_specs(build_on_meta(read_description(policy.folder).config), None)
         tensors = ((name, merged_tensor(policy, name)) for name in specs)
         made = {
             "algorithm": "merged",

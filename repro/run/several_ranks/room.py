@@ -132,8 +132,7 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
         unknown = sorted(set(chosen) - set(every))
         require(not unknown, f"--devices {named}: there is no {', '.join(unknown)}; found {every}")
         return chosen
-    is_count = named.isascii() and named.isdigit() and len(named) < 9
-    count = int(named) if is_count else 0
+    count = int(named) if named.isascii() and named.isdigit() and len(named) < 9 else 0
     require(count > 0, f"--devices {named}: needs a number such as 2, or 0,1")
     require(count <= len(every), f"--devices {named}: this machine shows {len(every)} devices")
     return every[:count]

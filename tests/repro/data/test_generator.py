@@ -12,8 +12,7 @@ from repro.data.generator import DEFAULT_GENERATOR, draw_word_problem, generate_
 def answer_by_reading(question):
     """Solve a question from its English alone, as a reader would."""
     *sentences, asked = re.findall(r"[^.?]+[.?]", question)
-    match = re.search(r"How many (\w+) does (\w+) have", asked)
-    thing, name = match.groups()
+    thing, name = re.search(r"How many (\w+) does (\w+) have", asked).groups()
     value = 0
     for sentence in (part.strip() for part in sentences):
         number = int(re.search(r"\d+", sentence)[0])

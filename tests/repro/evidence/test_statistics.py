@@ -22,8 +22,7 @@ def test_differences_that_cancel_have_a_mean_of_zero():
     differences = [first - second for first, second in ends]
     assert st.mean(differences) == 0
     assert st.mean([*differences, 0.001]) == pytest.approx(0.0002)
-    small = [1e-15, 2e-15, 3e-15]
-    assert st.mean(small) == pytest.approx(2e-15)
+    assert st.mean([1e-15, 2e-15, 3e-15]) == pytest.approx(2e-15)
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 3), (5, 4), (8, 4), (4, 5)])

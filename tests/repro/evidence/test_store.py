@@ -121,8 +121,7 @@ def test_two_sources_give_each_run_once_and_name_a_conflict(records, tmp_path):
     stored(records[:3], tmp_path)
     for record in records[2:]:
         record.write(tmp_path / "runs")
-    sources = [RunsFolder(tmp_path / "runs"), Blessed(tmp_path, "smoke", None)]
-    joined = Joined(sources)
+    joined = Joined([RunsFolder(tmp_path / "runs"), Blessed(tmp_path, "smoke", None)])
     entries = joined.entries("smoke", "table1")
     assert [(e.arm, e.stem) for e in entries] == [(r.arm, f"seed-{r.seed}") for r in records]
     stored([dataclasses.replace(records[2], commit="f" * 40)], tmp_path)

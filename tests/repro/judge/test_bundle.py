@@ -119,8 +119,7 @@ def test_what_is_no_bundle_is_a_sentence(packed, text, why, capsys):
 def test_damaged_linked_and_bloated_files_are_a_sentence(packed, monkeypatch):
     whole = packed.read_bytes()
     wide = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 2**28}]
-    bad = [b"", whole[:-9], whole + whole, lzma.compress(b"x", filters=wide)]
-    for damaged in bad:
+    for damaged in [b"", whole[:-9], whole + whole, lzma.compress(b"x", filters=wide)]:
         packed.write_bytes(damaged)
         assert main(["bundle", "--verify", str(packed)]) == 2
     packed.unlink()

@@ -93,8 +93,7 @@ def test_more_seeds_of_another_commit_join_the_blessed_ones(tmp_path, expected):
     # Blessing the same again changes nothing: what is there already is met, not doubled.
     go("study", tmp_path / "new", expected, "--add")
     assert blessed_records(expected, Tier.MINI, "study") == records
-    checks = blessed_checks(expected, "study")
-    assert [item.sound for item in checks] == [True]
+    assert [item.sound for item in blessed_checks(expected, "study")] == [True]
     runs = ["compare", "blessed", str(tmp_path / "old"), "study", "--expected", str(expected)]
     assert main(runs) == 0
 

@@ -19,6 +19,7 @@ from repro.models.files.merged_files import write_base
 from repro.models.lora import adapter_layers, base_linear, fold_adapter
 from repro.models.policy import load_policy
 from repro.models.random_policy import random_policy
+from repro.rollout.vllm_sampler import VllmSampler
 from repro.run.carry_out import carried_together, carry_out
 from repro.run.preflight import missing_package
 from repro.spec.config import RunConfig
@@ -99,8 +100,7 @@ def served_elsewhere(policy, point, batches, **options):
     """Return what stands in for a `VllmEngine`."""
 
     def sample(prompts, sampling, **of_rows):
-        row = SimpleNamespace(token_ids=[0] * sampling.max_new_tokens)
-        return [row] * len(prompts)
+        return [SimpleNamespace(token_ids=[0] * sampling.max_new_tokens)] * len(prompts)
 
     receipt = {"version": "9.9", "training": policy.training} | options
     return SimpleNamespace(policy=policy, receipt=receipt, sample=sample, close=lambda: None)
@@ -138,6 +138,32 @@ def test_an_adapter_is_folded_in_before_an_engine_is_made(loaded, tmp_path, monk
     # A folded base is all that vLLM is given, and an adapter beside one that it rounds.
     assert by_vllm.facts["vllm"] == WITH_ADAPTER | {"training": "none"}
     assert fp8.facts["vllm"] == WITH_ADAPTER | {"quantization": "fp8"}
+
+
+@pytest.mark.parametrize(("noise", "options", "taken"), [
+    (0.05, {}, True), (0.8, {}, False), (0.8, {"quantization": "fp8"}, True),
+    (None, {}, False), (None, {"quantization": "fp8"}, False),
+])  # fmt: skip
+def test_vllm_serves_the_policy_or_what_correlates_with_it(monkeypatch, noise, options, taken):
+    own, other = torch.randn(2, 256, generator=torch.Generator().manual_seed(0))
+    theirs = other if noise is None else own + noise * other
+
+    def begun(self, policy, **of_vllm):
+        self.compared, self.adapter = torch.stack([own, theirs]), None
+        self.receipt = {"abs_diff_mean_clean": float((own - theirs).abs().mean())}
+        config = SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode="full"))
+        self.llm = SimpleNamespace(
+            llm_engine=SimpleNamespace(vllm_config=config), apply_model=lambda function: [{}]
+        )
+
+    monkeypatch.setattr(VllmSampler, "__init__", begun)
+    monkeypatch.setattr(VllmSampler, "sample", lambda *asked, **of_rows: [])
+    monkeypatch.setattr(VllmEngine, "sample", lambda *asked: [])
+    if taken:
+        assert VllmEngine(small_policy("bf16"), SHORT, (1,), **options).receipt["correlation"] > 0.5
+    else:
+        with pytest.raises(ValueError, match="nats from the policy"):
+            VllmEngine(small_policy("bf16"), SHORT, (1,), **options)
 
 
 @torch.no_grad()

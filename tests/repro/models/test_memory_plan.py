@@ -62,8 +62,7 @@ def test_weights_take_the_bytes_of_real_ones(weight_format):
         stored += weight.codes.nbytes + weight.block_scales.nbytes
     assert weight_bytes(step) == TINY.layers * packed
     other = TINY.embedding_parameters(count_tied_twice=True) + TINY.small_parameters()
-    in_checkpoint = checkpoint_bytes(TINY, weight_format) - 2 * other
-    assert in_checkpoint == TINY.layers * stored
+    assert checkpoint_bytes(TINY, weight_format) - 2 * other == TINY.layers * stored
 
 
 def test_rows_share_the_blocks_before_their_prompts_last_token():

@@ -37,8 +37,7 @@ def test_a_published_model_has_planned_micro_batches(tier, device, monkeypatch):
     if (tier, device) != (Tier.PAPER, "cuda"):
         assert not fitting
         return
-    memory = training_memory(run.arm, run.scale)
-    step = memory.fitting(H100_BYTES)
+    step = training_memory(run.arm, run.scale).fitting(H100_BYTES)
     assert fitting == {"micro_tokens": step.micro_tokens, "kept_blocks": step.kept_blocks}
     assert step.micro_tokens > run.scale.micro_batch_rows
 

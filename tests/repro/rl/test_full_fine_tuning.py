@@ -50,8 +50,7 @@ def body(runs, records, context):
                            device="cuda", compute_dtype="bfloat16")
     shard(policy, ranks.devices, moments)
     release()
-    config = engine_config(own, shape)
-    sampler = CopySampler(policy, lambda copied: Engine(copied, config))
+    sampler = CopySampler(policy, lambda copied: Engine(copied, engine_config(own, shape)))
     torch.cuda.reset_peak_memory_stats()
     largest, plain = [0], packed.packed_logprobs
 

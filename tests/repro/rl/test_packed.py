@@ -119,8 +119,7 @@ def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
     exact.model.double()
     weights = weights.cpu()
     (exact_logprobs(exact, rows, 0.7)[0] * weights).sum().backward()
-    truth = take_gradients(exact)
-    for name, true in truth.items():
+    for name, true in take_gradients(exact).items():
         ours, theirs = (float((of[name] - true).norm() / true.norm()) for of in (packed, modules))
         # Some roundings of bfloat16, where the modules happen to be nearer.
         assert ours <= 2 * theirs + 0.03, f"{name}: {ours}, the modules {theirs}"

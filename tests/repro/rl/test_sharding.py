@@ -61,10 +61,8 @@ def body(runs, records, context):
     values = []
     for step in range(state.step, asked["until"]):
         rows = torch.tensor([[*range(15)], [7, 13]][step])
-        part = StepInputs(step=step, rollout=rollout, index=rows)
-        output = learner.backward(part, state)
-        moved = learner.step(step)
-        values.append([output.loss, moved["grad_norm"]])
+        output = learner.backward(StepInputs(step=step, rollout=rollout, index=rows), state)
+        values.append([output.loss, learner.step(step)["grad_norm"]])
         state.step += 1
     moments = learner.optimizer.state
     for kept in moments.values():  # on a CPU all share one table of codes, as on no GPU
@@ -152,8 +150,7 @@ def test_masters_gathered_in_16_bits_are_those_that_autocast_makes(go):
     # Passes are cut otherwise, and a gradient is rounded once a pass.
     assert every[0]["values"][0] == pytest.approx(alone["values"][0], rel=2e-3, abs=1e-4)
     for name in (name for name in whole if name.endswith("//exp_avg")):
-        off = (tensors[name] - whole[name]).norm() / whole[name].norm()
-        assert float(off) < 0.02, name
+        assert float((tensors[name] - whole[name]).norm() / whole[name].norm()) < 0.02, name
 
 
 def test_a_checkpoint_of_two_goes_on_on_one_and_on_three(go, tmp_path):

@@ -69,8 +69,7 @@ def test_ratio_against_the_sampler_differs_from_one_under_noise(go):
     result, _, _ = go(noise=NOISE, loss=LossConfig(old_policy="sampler"))
     noisy = [sigma > 0 for sigma in result.series["sigma"]]
     assert noisy == [False, False, True, True, True, True]
-    far = [abs(ratio - 1) > 1e-4 for ratio in result.series["ratio"]]
-    assert far == noisy
+    assert [abs(ratio - 1) > 1e-4 for ratio in result.series["ratio"]] == noisy
 
 
 def test_noise_reaches_the_sampler_only_beside_a_kl_term_and_importance_weights(go):
@@ -144,8 +143,7 @@ def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(go):
         """One informative group a batch, the second; format alone varies elsewhere."""
         calls.append(len(requests))
         scored = score_by_text(requests)
-        right = [float(i in (4, 5)) for i in range(len(requests))]
-        pairs = zip(scored, right, strict=True)
+        pairs = zip(scored, [float(i in (4, 5)) for i in range(len(requests))], strict=True)
         return [
             dataclasses.replace(one, accuracy=a, unshaped=a + 0.2 * one.format) for one, a in pairs
         ]

@@ -53,8 +53,7 @@ def test_noise_is_live_and_leaves_no_bit_behind(policy):
     assert rollout(engine) == before
     assert len(receipt.modules) == len(block_norms(policy.decoder))
     assert receipt.sigma_realised == pytest.approx(receipt.sigma, rel=0.02)
-    pairs = zip(before, under, strict=True)
-    assert all(one != other for one, other in pairs)
+    assert all(one != other for one, other in zip(before, under, strict=True))
     engine.close()
 
 
@@ -133,8 +132,7 @@ def test_a_cache_that_is_given_back_leaves_its_memory_and_comes_back_with_its_st
             )
             assert batch == usual
             # 28 blocks' keys and values.
-            given_back = held - torch.cuda.memory_allocated()
-            assert given_back > 0.9 * 2 * 28 * cache.nbytes
+            assert held - torch.cuda.memory_allocated() > 0.9 * 2 * 28 * cache.nbytes
     finally:
         keeping.close()
         giving.close()

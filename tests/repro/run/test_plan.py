@@ -55,8 +55,7 @@ def test_a_plan_quotes_blessed_records_of_an_arm_or_says_that_it_is_not_timed(
     said = arm_lines(capsys, "study", *folders)
     assert said["bf16"].endswith(" s for 20 at once")
     assert said["bf16_lora"].endswith(" not timed")
-    commit = records[0].commit[:7]
-    assert unsaid(said["timed"], f"median|20|nvidia_h200|{commit}") == []
+    assert unsaid(said["timed"], f"median|20|nvidia_h200|{records[0].commit[:7]}") == []
     said = arm_lines(capsys, "study_schedules", *folders)
     # Run and recorded as the study's.
     assert said["nvfp4_lora_aqn"].endswith(" at once")

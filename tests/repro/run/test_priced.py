@@ -76,6 +76,5 @@ def test_the_shortest_answer_needs_both_arms_of_the_headline(steps):
     prices = {arm: price(run_of(arm), steps, H100) for arm in ("bf16_lora", "nvfp4_lora_aqn")}
     known = {arm: one for arm, one in prices.items() if one is not None}
     expected = expected_folder(None)
-    said = shortest_answer(known, expected, range(5))
-    assert "table1_coder_0_5b" in said
+    assert "table1_coder_0_5b" in shortest_answer(known, expected, range(5))
     assert shortest_answer({"bf16_lora": known["bf16_lora"]}, expected, range(5)) is None

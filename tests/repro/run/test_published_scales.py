@@ -234,8 +234,7 @@ def test_codes_are_refused_to_arms_of_another_format(checkpoint, tmp_path, monke
     assert "stores nvfp4 codes" in (said["bf16_lora"] or "")
     assert said["nvfp4_lora_aqn"] is None
     (run,) = selection.plan(1, ["nvfp4_lora_aqn"])
-    record = carried_out(run, tmp_path / "runs")
-    assert record.facts["linears"] == {"nvfp4": 14}
+    assert carried_out(run, tmp_path / "runs").facts["linears"] == {"nvfp4": 14}
 
 
 def test_a_missing_package_and_a_hub_that_is_not_there_are_said_in_a_sentence(

@@ -50,8 +50,7 @@ class Checkout:
 
 def forget():
     """Do as a fresh process would: nothing is known of the source yet."""
-    asked_once = (provenance.source_commit, provenance.source_digest, origins._committed)
-    for asked in asked_once:
+    for asked in (provenance.source_commit, provenance.source_digest, origins._committed):
         getattr(asked, "cache_clear", lambda: None)()
 
 
@@ -79,8 +78,7 @@ def carried(run, tmp_path, monkeypatch):
             return Measured(metrics={}, facts=procedure())
 
         monkeypatch.setattr(recording, "procedure_named", lambda name: measure)
-        records = tmp_path / "runs"
-        (path,) = recording.carry_out([run], records, context_of(tmp_path))
+        (path,) = recording.carry_out([run], tmp_path / "runs", context_of(tmp_path))
         return read_record(path)
 
     return carry
