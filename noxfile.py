@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import nox
 from nox.command import CommandFailed
@@ -311,11 +312,12 @@ def gpu_tests(session: nox.Session) -> None:
         # Whatever it ends with: what failed, the JUnit files say, and the sum of them below.
         session.run(*map(str, command), external=True, success_codes=range(-64, 256))
     named = "from benchmarks.device_time import device_slug; print(device_slug())"
-    device = str(session.run(python, "-c", named, external=True, silent=True)).strip()
+    quiet: dict[str, Any] = {"external": True, "silent": True, "success_codes": range(256)}
+    device = str(session.run(python, "-c", named, stderr=subprocess.DEVNULL, **quiet)).strip()
     runs = [*sorted(ROOT.glob(f"benchmarks/{device}/*/*.json")), timings]
     draw = ["compare", "--group-by=group", f"--histogram={GPU_TESTS / 'history'}", *runs]
     drawn = [python, "-m", "pytest_benchmark", *map(str, draw)]
-    session.run(*drawn, external=True, silent=True, success_codes=range(256))
+    session.run(*drawn, **quiet)
     session.run(python, "-m", "repro.evidence.gpu_tests", str(GPU_TESTS), external=True)
 
 

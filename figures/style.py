@@ -128,8 +128,7 @@ def frame(figure: Figure, title: str, note: str, keys: Sequence[Artist] = ()) ->
     assert isinstance(engine, ConstrainedLayoutEngine)
     above = 0.40 + _KEY_LINE * ceil(len(keys) / columns)
     engine.set(rect=(0.006, 0, 0.988, 1 - above / height))
-    letters = int(_NOTE_LETTERS * width)
-    lines = [part for line in note.split("\n") for part in wrap(line, letters)]
+    lines = [part for line in note.split("\n") for part in wrap(line, int(_NOTE_LETTERS * width))]
     figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8, color=GREY)
 
 

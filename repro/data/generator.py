@@ -169,8 +169,7 @@ def draw_word_problem(level: int, rng: random.Random) -> WordProblem:
     thing, stray = rng.sample(config.things, 2)
 
     def sentence(templates: Sequence[str], n: int = 0) -> str:
-        template = rng.choice(templates)
-        return template.format(name=name, other=other, thing=thing, stray=stray, n=n)
+        return rng.choice(templates).format(name=name, other=other, thing=thing, stray=stray, n=n)
 
     start = value = rng.randint(2, config.max_start)
     told: dict[Operator, tuple[str, ...]] = {

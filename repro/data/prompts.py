@@ -254,8 +254,7 @@ def template_inputs(name: str, tokenizer: Any) -> dict[str, str]:
 
 def control_tokens(tokenizer: Any) -> set[str]:
     """Return the texts that a tokenizer turns into control tokens, named in its config or not."""
-    added = tokenizer.added_tokens_decoder.values()
-    special = {str(token) for token in added if token.special}
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return (special | set(map(str, tokenizer.all_special_tokens))) - {""}
 
 

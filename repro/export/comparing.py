@@ -87,8 +87,7 @@ def probes_of(policy: Policy) -> Tensor:
     decoder: Any = policy.decoder
     length = min(_PROBE_TOKENS, decoder.config.max_position_embeddings)
     generator = torch.Generator().manual_seed(derive_seed("probe"))
-    vocabulary = decoder.config.vocab_size
-    rows = torch.randint(0, vocabulary, (_PROBES, length), generator=generator)
+    rows = torch.randint(0, decoder.config.vocab_size, (_PROBES, length), generator=generator)
     if policy.tokenizer is None:
         return rows
     for row, problem in zip(rows, generate_problems("test", _PROBES, (), 0), strict=True):

@@ -229,8 +229,12 @@ def mixed_versions(claim: Claim, evidence: Evidence) -> str:
 
 def _one_process(claim: Claim, evidence: Evidence) -> str:
     """Return which arms' repeats were timed by a single process each, or empty."""
-    records = evidence.records
-    single = [arm for arm in claim.arms if evidence.timed and len(records.get(arm, {})) == 1]
+    # Seeds that are timed together have a record each, and one beginning.
+    begun = {
+        arm: {r.started for r in own.values() if r.facts.get("repeats_together", evidence.timed)}
+        for arm, own in evidence.records.items()
+    }
+    single = [arm for arm in claim.arms if len(begun.get(arm, ())) == 1]
     return f"Within one process: one timed all repeats of {', '.join(single)}" if single else ""
 
 
@@ -282,8 +286,7 @@ def _other_inputs(claim: Claim, evidence: Evidence) -> str | None:
     """Return a sentence on the first seed whose arms had different inputs, or None."""
     factor = set(claim.factor)
     factor |= {"checkpoint_files"} if "checkpoint" in factor else set()
-    seeds = set.intersection(*(set(evidence.records[arm]) for arm in claim.arms))
-    for seed in sorted(seeds):
+    for seed in sorted(set.intersection(*(set(evidence.records[arm]) for arm in claim.arms))):
         inputs = [evidence.records[arm][seed].inputs for arm in claim.arms]
         for key in set.intersection(*(set(item) for item in inputs)) - factor:
             if len({item[key] for item in inputs}) > 1:

@@ -15,12 +15,13 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from repro.measure.rollout_cells import random_prompts
 from repro.models.files.merged_files import write_base
@@ -44,6 +45,7 @@ class VllmEngine(VllmSampler):
     def __init__(
         self, policy: Policy, point: ThroughputPoint, batches: Sequence[int], **options: Any
     ) -> None:
+        self._rounds = "quantization" in options
         with tempfile.TemporaryDirectory() as name:
             digest = {"checkpoint_sha256": write_base(policy, Path(name))}
             super().__init__(
@@ -63,13 +65,6 @@ class VllmEngine(VllmSampler):
             if batch == min(batches):
                 super().sample(prompts, sampling, group_size=1, seeds=range(batch))
             self.sample(prompts, sampling)
-        nats, r = self.receipt["abs_diff_mean_clean"], float(torch.corrcoef(self.compared)[0, 1])
-        # By rounding it is hundredths, of other weights more than 1. Rounding activations to 8
-        # bits, too, moves random weights by tenths: what comes of them still correlates.
-        alike = r >= 0.5 if "quantization" in options else nats <= 0.5
-        told = f"vLLM is {nats:.3g} nats from the policy and correlates by {r:.2f}; rounding gives "
-        require(alike, f"{told}at most 0.5 nats, rounding to FP8 a correlation of 0.5 or more")
-        self.receipt["correlation"] = r
         graphs = self.llm.llm_engine.vllm_config.compilation_config.cudagraph_mode
         self.receipt |= {"graphs": str(graphs), **self.llm.apply_model(_layers)[0]}
 
@@ -81,6 +76,24 @@ class VllmEngine(VllmSampler):
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self.llm.generate(requests, asked, lora_request=self.adapter, use_tqdm=False)
         return [output.outputs[0] for output in outputs]
+
+    def _compare(self, *of_rollout: Any) -> Tensor:
+        """Require that vLLM serves the policy's base, and its adapter."""
+        both, model = super()._compare(*of_rollout), cast(Any, self.policy.model)
+        with model.disable_adapter() if self.policy.training == "lora" else nullcontext():
+            bare = self._logprobs(*of_rollout)
+        nats, without = (float(pair.diff(dim=0).abs().mean()) for pair in (both, bare))
+        r = float(torch.corrcoef(both)[0, 1])
+        # By rounding it is hundredths, of other weights more than 1. Rounding activations to 8
+        # bits, too, moves random weights by tenths: what comes of them still correlates.
+        alike = r >= 0.5 if self._rounds else nats <= 0.5
+        told = f"vLLM is {nats:.3g} nats from the policy and correlates by {r:.2f}; rounding gives "
+        require(alike, f"{told}at most 0.5 nats, rounding to FP8 a correlation of 0.5 or more")
+        if self.policy.training == "lora":
+            told = f"vLLM is {nats:.3g} nats from the policy, {without:.3g} without the adapter; it"
+            require(nats < without, f"{told} must be nearer with it")
+        self.receipt |= {"correlation": r, "abs_diff_mean_without_adapter": without}
+        return both
 
     close = VllmSampler.__exit__
 

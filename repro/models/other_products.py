@@ -69,8 +69,7 @@ def take_products(model: nn.Module, linears: Linears, dtype: torch.dtype) -> Non
     """
     if linears == "kernels":
         return
-    layers = [one for one in causal_lm(model).modules() if isinstance(one, QuantizedLinear)]
-    for layer in layers:
+    for layer in [one for one in causal_lm(model).modules() if isinstance(one, QuantizedLinear)]:
         codes = layer.codes()
         if linears == "dequantised":
             layer.product = dequantised_every_pass(codes)

@@ -91,18 +91,17 @@ class ArmValues:
         low, value, high = (math.exp(end or 0.0) for end in (left.low, left.value, left.high))
         return Interval(value=value, low=low, high=high, n=left.n)
 
-    @property
-    def secondary(self) -> Mapping[str, Interval]:
-        """The IQM's difference from the base and the probability of improvement, at the end."""
+    def secondary(self, metric: str) -> Mapping[str, Interval]:
+        """Return the IQM's difference from the base and the probability of improvement."""
         if self.arm.name == self.base:
             return {}
         claims = self.checked.selection.target.claims
-        claim = next((one for one in claims if one.metric == _ACCURACY), None)
+        claim = next((one for one in claims if one.metric == metric), None)
         if claim is None:
             return {}
         contrast = {self.arm.name: 1.0, self.base: -1.0}
         claim = dataclasses.replace(claim, contrast=contrast, secondary=("iqm", "improvement"))
-        blocks = blocks_of(claim, {_ACCURACY: self.checked.evidence.values(_ACCURACY)})
+        blocks = blocks_of(claim, {metric: self.checked.evidence.values(metric)})
         return secondary(claim, blocks, paired=True) if len(blocks) > 1 else {}
 
     @property

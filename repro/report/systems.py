@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from repro.evidence.origins import grouped_by
-from repro.evidence.verdicts.verdict import Verdict
+from repro.evidence.verdicts.verdict import ONE_PROCESS, Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, device_title, span
 from repro.report.systems_rates import comparisons, measured_rates, printed_speedup, ratio_span
@@ -33,9 +33,9 @@ QUESTIONS = {
     "rollout by LoRA rank (Fig. 11)": ("figure11",),
     "rollout, batch 1 to 256": ("rollout",),
     "rollout, this engine and vLLM's": ("rollout_vllm", "rollout_vllm_16bit", "rollout_vllm_fp8"),
-    "rollout, folded in": ("table6_folded", "table8_folded", "rollout_folded"),
+    "rollout, merged baseline": ("table6_folded", "table8_folded", "rollout_folded"),
     "rollout, the final abstract": ("final_abstract",),
-    "step, folded in": ("table3_rl_folded", "step_lengths_folded"),
+    "step, merged baseline": ("table3_rl_folded", "step_lengths_folded"),
     "GRPO step (Table 3)": ("table3_3b", "table3", "table3_14b", "table3_32b"),
     "GRPO step, 128 or 256 completions": RL_STEPS,
     "GRPO step, completions of different lengths": (
@@ -56,7 +56,7 @@ _AGAINST = {
     "bf16_lora_fp8_vllm": "FP8 with LoRA, vLLM",
     _OWN_QLORA: "QLoRA, our kernels",
     "nf4_lora_bitsandbytes": "QLoRA, bitsandbytes",
-    "nvfp4_lora_vllm": "vLLM's engine",
+    "nvfp4_lora_vllm": "NVFP4 LoRA, vLLM",
 }
 # The paper's card comes first.
 _PAPERS_CARD = "h100"
@@ -83,7 +83,7 @@ def _answer(checks: Sequence[Checked], expected: Path) -> list[str]:
     """Return a sentence per device: how many claims hold, and how many targets are missed."""
     lines = []
     for device, items in by_device(checks).items():
-        claims = counted(v for item in items for v in of_kind(item, Kind.PAPER))
+        claims = _counted_once([v for item in items for v in of_kind(item, Kind.PAPER)])
         bars = [verdict for item in items for verdict in all_bars(item, expected)]
         met = sum(verdict.status == "reproduced" for verdict in bars)
         wrong = [
@@ -143,9 +143,9 @@ def _ratios_of(items: Sequence[Checked], expected: Path) -> dict[str, tuple[str,
 
 
 def _counted_once(verdicts: Sequence[Verdict]) -> str:
-    """Return the counts with the marks behind all of them."""
+    """Return the counts with the marks behind them, but for one process, which the page names."""
     plain = counted(dataclasses.replace(verdict, marks={}) for verdict in verdicts)
-    return f"{plain}{notes_on(verdicts)}"
+    return f"{plain}{notes_on(verdicts, but=ONE_PROCESS)}"
 
 
 def _rates(checks: Sequence[Checked]) -> list[str]:

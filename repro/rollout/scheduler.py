@@ -163,8 +163,7 @@ class Scheduler:
         pool.share(shared)
         row.blocks = [*shared, *own]
         start = len(shared) * pool.block_size
-        tail = prompt_cached % pool.block_size
-        if group.blocks and tail and not row.tokens:
+        if group.blocks and prompt_cached % pool.block_size and not row.tokens:
             admission.copies.append((group.blocks[-1], own[0]))
             start = prefilled
         if start < prefilled:

@@ -212,14 +212,10 @@ class Decoder:
         return hidden + layer.down(dispatch.swiglu(both))
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Return attention's output (N, T, queries) of N sequences.
+        """Return attention's output, (N, T, queries), of N sequences.
 
-        Parameters
-        ----------
-        queries : Tensor, (N, T, query_heads, head_dim)
-        keys, values : Tensor, (N, key_heads, C, head_dim)
-        mask : Tensor, (N, 1, T * group, C)
-            Added to the scores; rows as the module docstring says. T * group may be 1, for all.
+        Queries are (N, T, query_heads, head_dim), keys and values (N, key_heads, C, head_dim). The
+        mask, (N, 1, T * group, C), is added to scores; T * group may be 1, for all.
         """
         w, (N, T) = self.weights, queries.shape[:2]
         # (N, T, key heads, group, D) -> (N, key heads, T * group, D), token by token
@@ -355,17 +351,9 @@ def _padded(prompts: Sequence[Sequence[int]], multiple: int) -> tuple[Tensor, Te
 
 
 def _prompt_masks(padding: Tensor, width: int, group: int) -> tuple[Tensor, Tensor]:
-    """Return positions and the mask of prompts padded on the left.
+    """Return positions, (P, width), and the mask, (P, 1, width * group, width), of prompts.
 
-    Parameters
-    ----------
-    padding : Tensor, (P,), int64
-        Columns on the left that hold nothing.
-
-    Returns
-    -------
-    positions : Tensor, (P, width), int64
-    mask : Tensor, (P, 1, width * group, width)
+    `padding`, (P,), says how many columns on the left hold nothing.
     """
     columns = torch.arange(width, device=padding.device)
     filled = columns >= padding.unsqueeze(1)  # (P, width)

@@ -79,8 +79,6 @@ class VllmSampler:
         Id of the adapter that vLLM has, 0 before the first; each one handed over gets the next.
     channels_changed : int
         Channels of vLLM's norms whose gain differs from the one without noise.
-    compared : Tensor
-        (2, T), log-probabilities of the policy and vLLM, of some tokens of the latest rollout.
     receipt : dict
         For the record: vLLM's version, the digest of the weights that it loaded, most channels
         changed, and by whether noise was on the largest of rollouts' mean |log pi_policy - log
@@ -176,14 +174,22 @@ class VllmSampler:
             self._compare(prompts, completions[::group_size], sampling)
         return completions
 
+    def _compare(self, *of_rollout: Any) -> Tensor:
+        """Note how far vLLM is from the policy as it stands; return `_logprobs`."""
+        both = self._logprobs(*of_rollout)
+        name = "abs_diff_mean_noisy" if self.channels_changed else "abs_diff_mean_clean"
+        self._note(name, float(both.diff(dim=0).abs().mean()))
+        self._note("channels_changed", self.channels_changed)
+        return both
+
     @torch.no_grad()
-    def _compare(
+    def _logprobs(
         self,
         prompts: Sequence[Sequence[int]],
         firsts: Sequence[Completion],
         sampling: SamplingConfig,
-    ) -> None:
-        """Note how far log-probabilities are from those of the policy as it stands.
+    ) -> Tensor:
+        """Return log-probabilities by the policy and by vLLM, (2, T), of some prompts' tokens.
 
         `firsts` are the first completion of each prompt.
         """
@@ -195,10 +201,7 @@ class VllmSampler:
             end = hidden[len(prompt) - 1 :], decoder.lm_head.weight, tokens[len(prompt) :]
             own, _ = dispatch.token_logprobs(*end, sampling.temperature)
             both.append(torch.stack([own.cpu(), torch.tensor(completion.sampled_logprobs)]))
-        self.compared = torch.cat(both, dim=1)
-        name = "abs_diff_mean_noisy" if self.channels_changed else "abs_diff_mean_clean"
-        self._note(name, float(self.compared.diff(dim=0).abs().mean()))
-        self._note("channels_changed", self.channels_changed)
+        return torch.cat(both, dim=1)
 
     def _note(self, name: str, value: float) -> None:
         self.receipt[name] = max(self.receipt.get(name, 0), value)

@@ -127,8 +127,7 @@ def require_prompts(folder: Path, template: str) -> None:
             "2+2?" in "".join(kept.split()),
             f"the tokenizer loses text of a prompt: {asked.question!r} is not in {kept[:300]!r}",
         )
-        reads = template_named(template).reads
-        require_readable(reads, lambda text: respelled(text, tokenizer))
+        require_readable(template_named(template).reads, lambda text: respelled(text, tokenizer))
 
 
 def _try_rewards(scales: Sequence[tuple[RewardFunction, DataConfig]], named: bool) -> None:

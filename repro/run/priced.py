@@ -79,8 +79,7 @@ def price(run: RunConfig, steps: Iterable[Record], device: str | None) -> Price 
         alike = (record.config["arm"]["noise"] is not None) is noisy
         for point in map(StepPoint.recorded, record.config["scale"]["points"]):
             seconds = record.value(f"step_seconds_{point.name}")
-            of_kind = point.ranks == 1 and shape_named(point.model) == shape
-            if of_kind and seconds is not None:
+            if point.ranks == 1 and shape_named(point.model) == shape and seconds is not None:
                 place = (point.lengths == "spread", on == device, on == _USUAL, alike, on)
                 found.append((place, point, seconds))
     if not found:

@@ -50,8 +50,7 @@ def hub_cache() -> Path:
     """Return the folder in which huggingface_hub keeps what it fetched."""
     if "HF_HUB_CACHE" in os.environ:
         return Path(os.environ["HF_HUB_CACHE"])
-    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
-    return Path(home) / "hub"
+    return Path(os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))) / "hub"
 
 
 def is_hub_name(name: str) -> bool:

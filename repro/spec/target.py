@@ -259,8 +259,7 @@ def differing_fields(first: Any, second: Any) -> set[str]:
 
 def _require_declared_factor(target: Target, claim: Claim) -> None:
     for one, other in itertools.combinations(claim.arms, 2):
-        differing = differing_fields(target.arm(one), target.arm(other))
-        undeclared = differing - set(claim.factor)
+        undeclared = differing_fields(target.arm(one), target.arm(other)) - set(claim.factor)
         require(
             not undeclared,
             f"target {target.name}: claim {claim.name} compares {one} with {other}, which also "

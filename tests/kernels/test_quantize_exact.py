@@ -56,8 +56,7 @@ def _hard_weight(dtype):
     amax = torch.exp2(torch.rand(512, 16, 1, generator=generator) * 16 - 12).bfloat16().float()
     blocks = weight.view(512, 16, 16)
     steps = amax / 6
-    ties = torch.tensor([bound / 4 for bound in BOUNDS] * 2)
-    blocks[:, :, 1:15] = ties * steps
+    blocks[:, :, 1:15] = torch.tensor([bound / 4 for bound in BOUNDS] * 2) * steps
     blocks[:, :, 8:15] *= -1
     blocks[:, :, 0] = amax[:, :, 0]
     weight[0] = 0.0

@@ -39,8 +39,7 @@ SELECTION = Selection(target=SMALL, tier=Tier.SMOKE)
 def record_smoke(folder: Path) -> Path:
     """Carry out the runs and leave their records in `folder`; return it."""
     for run in plan(SMALL, Tier.SMOKE, 2, ARMS):
-        working = folder.parent / "working" / run.digest()[:12]
-        carry_out([run], folder, context_of(working))
+        carry_out([run], folder, context_of(folder.parent / "working" / run.digest()[:12]))
     return folder
 
 

@@ -54,6 +54,13 @@ def test_three_repeats_of_one_seed_decide_a_claim_about_time(own, lora, status, 
     assert ("a verdict needs 3" in claims[0].sentence) == (len(own) == 2)
 
 
+def test_seeds_that_were_timed_together_are_of_one_process(blessed_of):
+    for name, marks in (("table6", {"within one process"}), ("kernels", set())):
+        assert {
+            m for v in blessed_of(name).verdicts if v.about == "claim" for m in v.marks
+        } == marks
+
+
 @pytest.mark.parametrize(
     ("own", "status", "inside"),
     [(FAST, "reproduced", "3 of 3"), ((10.1, 12.5, 10.0), "contradicted", "2 of 3")],

@@ -1,6 +1,7 @@
 """Seeds that share a loaded model, on a small shape with a host clock."""
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,7 +20,6 @@ from repro.models.files.merged_files import write_base
 from repro.models.lora import adapter_layers, base_linear, fold_adapter
 from repro.models.policy import load_policy
 from repro.models.random_policy import random_policy
-from repro.rollout.vllm_sampler import VllmSampler
 from repro.run.carry_out import carried_together, carry_out
 from repro.run.preflight import missing_package
 from repro.spec.config import RunConfig
@@ -140,30 +140,25 @@ def test_an_adapter_is_folded_in_before_an_engine_is_made(loaded, tmp_path, monk
     assert fp8.facts["vllm"] == WITH_ADAPTER | {"quantization": "fp8"}
 
 
-@pytest.mark.parametrize(("noise", "options", "taken"), [
-    (0.05, {}, True), (0.8, {}, False), (0.8, {"quantization": "fp8"}, True),
-    (None, {}, False), (None, {"quantization": "fp8"}, False),
+@pytest.mark.parametrize(("noise", "lost", "rounds", "refused"), [
+    (0.05, False, False, ""), (0.05, True, False, "nearer with it"), (0.8, False, False, "nats"),
+    (0.8, False, True, ""), (0.4, True, True, "nearer with it"), (math.nan, False, False, "nats"),
+    (100.0, False, False, "nats"), (100.0, False, True, "correlates by"),
 ])  # fmt: skip
-def test_vllm_serves_the_policy_or_what_correlates_with_it(monkeypatch, noise, options, taken):
-    own, other = torch.randn(2, 256, generator=torch.Generator().manual_seed(0))
-    theirs = other if noise is None else own + noise * other
-
-    def begun(self, policy, **of_vllm):
-        self.compared, self.adapter = torch.stack([own, theirs]), None
-        self.receipt = {"abs_diff_mean_clean": float((own - theirs).abs().mean())}
-        config = SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode="full"))
-        self.llm = SimpleNamespace(
-            llm_engine=SimpleNamespace(vllm_config=config), apply_model=lambda function: [{}]
-        )
-
-    monkeypatch.setattr(VllmSampler, "__init__", begun)
-    monkeypatch.setattr(VllmSampler, "sample", lambda *asked, **of_rows: [])
-    monkeypatch.setattr(VllmEngine, "sample", lambda *asked: [])
-    if taken:
-        assert VllmEngine(small_policy("bf16"), SHORT, (1,), **options).receipt["correlation"] > 0.5
+def test_vllm_must_serve_the_base_and_the_adapter(noise, lost, rounds, refused):
+    own, far, moved = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
+    bare = own + 0.5 * moved
+    theirs = (bare if lost else own) + noise * far
+    engine: Any = object.__new__(VllmEngine)
+    vars(engine).update(_rounds=rounds, channels_changed=0, receipt={}, policy=small_policy("bf16"))
+    answers = [torch.stack([of, theirs]) for of in (own, bare)]
+    engine._logprobs = lambda *of_rollout: answers.pop(0)
+    if refused:
+        with pytest.raises(ValueError, match=refused):
+            engine._compare()
     else:
-        with pytest.raises(ValueError, match="nats from the policy"):
-            VllmEngine(small_policy("bf16"), SHORT, (1,), **options)
+        engine._compare()
+        assert engine.receipt["correlation"] > 0.5
 
 
 @torch.no_grad()

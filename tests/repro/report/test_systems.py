@@ -66,7 +66,7 @@ def test_the_first_sentences_count_the_papers_claims(every_blessed):
         for verdict in of_kind(checked, Kind.PAPER)
         if verdict.status == "reproduced"
     ]
-    counts = [int(number) for line in said for number in re.findall(r"(\d+) hold ", line)]
+    counts = [int(number) for line in said for number in re.findall(r"(\d+) hold\b", line)]
     assert sum(counts) == len(holding)
 
 
