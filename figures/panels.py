@@ -31,8 +31,8 @@ class Panel:
     runs
         Names of targets, several that go together between blanks; the first with records count.
     metric, point
-        Of bars a metric's name or quantity, and its point where columns do not say it. Curves are
-        of a record's series of this name. `size` and `sigma` are computed.
+        Of bars metrics' names or quantities, of which the first that an arm has, and their point
+        where columns do not say it. Curves are of a series. `size` and `sigma` are computed.
     files, cells, quantity
         Which cells of the paper: their files (else the picture's), how their rows (of bars:
         columns) or columns begin, and what they are of (bars).
@@ -178,7 +178,7 @@ _RANKED = replace(
 _PANELS = (
     ("table1", _bars(f"(a) {_3B}", _3B, _GSM8K, "accuracy", "3B", "accuracy", "table1_3b")),
     ("table1", _bars(f"(b) {_7B}", _7B, _GSM8K, "accuracy", "7B", "accuracy", "table1")),
-    ("table1", _bars(_SMALLER, "", _GSM8K, "accuracy", "7B", "accuracy", *_MINI)),
+    ("table1", _bars(_SMALLER, "", _GSM8K, "test_late accuracy", "7B", "accuracy", *_MINI)),
     *(
         ("table2", _bars(f"{size}: {name}", model, _RIGHT, metric, size, name, runs))
         for size, model, runs in _BIGMATH

@@ -265,11 +265,12 @@ def _measured(
     gain = cell.quantity == "rollout_ratio_printed"
     found = [
         (checked, arm.name, metric)
+        for asked in panel.metric.split()
         for checked in checks
         for arm in checked.selection.target.arms
         for metric in checked.selection.target.metrics
-        if (metric.name, arm.name) == (panel.metric, cell.arm)
-        or (metric.quantity == panel.metric and place_in_paper(metric, arm) == place)
+        if (metric.name, arm.name) == (asked, cell.arm)
+        or (metric.quantity == asked and place_in_paper(metric, arm) == place)
     ]
     found.sort(key=lambda one: "_bitsandbytes" not in one[1])
     for checked, arm, metric in found:

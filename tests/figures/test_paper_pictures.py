@@ -109,6 +109,14 @@ def test_panels_without_measurements_are_left_out_unless_asked_for(found):
     assert {mark.source for mark in alone} == {"paper"}
 
 
+def test_a_bar_is_the_mean_of_late_tests_where_there_are_any(every_blessed):
+    (rates,) = [c for c in every_blessed if c.selection.target.name == "rates_coder_0_5b"]
+    panel = next(panel for panel in PICTURES["table1"] if not panel.model)
+    cell = next(cell for cell in paper_cells(EXPECTED, "table1") if cell.arm == "bf16_lora")
+    late = rates.evidence.values("test_late")["bf16_lora"].values()
+    assert paper_pictures._measured(panel, cell, [rates], EXPECTED)[0].value == fmean(late)
+
+
 def test_the_runs_and_arms_of_panels_exist():
     targets = {target.name: target for target in TARGETS}
     for panels in PICTURES.values():
@@ -126,8 +134,7 @@ def test_the_command_writes_each_kind(every_blessed, found, tmp_path, monkeypatc
     line = ["paper", "figure15", "--blessed", "--expected", str(EXPECTED), "figure11"]
     assert main([*line, "--out", str(tmp_path / "a")]) == 0
     assert main(["--kinds", "pdf,csv", "--out", str(tmp_path / "b"), *line]) == 0
-    names = {path.name for path in (tmp_path / "a").iterdir()}
-    assert names == {
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {
         f"{name}.{kind}"
         for name in ("figure11", "figure15")
         for kind in ("pdf", "svg", "png", "csv")

@@ -70,8 +70,7 @@ def _adapter(N, K, rank, ends, seed):
 def _sum(x, dense, adapter):
     y = x @ dense.to(x.dtype).t()
     rank = adapter.b.shape[1]
-    edges = (0, *adapter.ends, len(dense))
-    for i, (start, end) in enumerate(itertools.pairwise(edges)):
+    for i, (start, end) in enumerate(itertools.pairwise((0, *adapter.ends, len(dense)))):
         z = x @ adapter.a[i * rank : (i + 1) * rank].to(x.dtype).t()
         y[:, start:end] += adapter.scaling * (z @ adapter.b[start:end].to(x.dtype).t())
     return y

@@ -247,8 +247,7 @@ def test_under_a_ceiling_nothing_is_judged():
 
 
 def test_one_draw_of_what_a_statement_speaks_of_is_no_evidence():
-    once = difference(draws=1)
-    verdict = verdict_of(once, **beside(6.0, 7.0, 6.5, 7.5, 6.0))
+    verdict = verdict_of(difference(draws=1), **beside(6.0, 7.0, 6.5, 7.5, 6.0))
     assert verdict.status == "not testable"
     assert "a verdict needs 5" in verdict.sentence
     assert (verdict.paper, verdict.matters) == (EIGHT.paper, pytest.approx(EIGHT.matters))

@@ -64,8 +64,7 @@ def test_a_clock_that_is_set_back_leaves_a_record_that_can_be_read(run, tmp_path
 
     monkeypatch.setattr(environment, "datetime", SetBack)
     monkeypatch.setattr("time.time", lambda: 0.0)
-    later = started + timedelta(hours=1)
-    for place, begun in enumerate((started, later)):
+    for place, begun in enumerate((started, started + timedelta(hours=1))):
         record = record_of(run, Measured(), environment={}, started=begun)
         record = dataclasses.replace(record, outcome={"status": "failed", "reason": "none"})
         read = read_record(record.write(tmp_path / str(place)))

@@ -76,8 +76,7 @@ def test_an_adapter_loads_as_it_was_trained(weight_format, origin, run_of, tmp_p
     [("adapter", "bf16|peft"), ("merged", "16 bits")],
 )
 def test_every_kind_of_export_is_compared_and_says_so(kind, named, run_of, tmp_path, capsys):
-    run = run_of("nvfp4")
-    assert main(["export", str(run), str(tmp_path / "out"), "--as", kind]) == 0
+    assert main(["export", str(run_of("nvfp4")), str(tmp_path / "out"), "--as", kind]) == 0
     assert unsaid(capsys.readouterr().out, f"{named}|mean KL|training moved") == []
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

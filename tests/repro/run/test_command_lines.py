@@ -256,8 +256,7 @@ def test_a_hub_name_brings_its_revision_and_a_folder_none(tmp_path):
     assert settings("--model", str(tmp_path)) == (str(tmp_path), "")
     # The commit that the targets pin, not whatever the branch holds by then.
     named = "Qwen/Qwen2.5-7B-Instruct"
-    pinned = find("table1").scales[Tier.PAPER].revision
-    assert settings("--model", named) == (named, pinned)
+    assert settings("--model", named) == (named, find("table1").scales[Tier.PAPER].revision)
 
 
 def test_values_are_read_by_the_type_of_their_field():

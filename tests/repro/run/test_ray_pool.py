@@ -93,8 +93,7 @@ def test_the_hosts_have_the_devices_that_a_run_needs_not_the_head(cluster, tmp_p
 
 @pytest.mark.usefixtures("cluster")
 def test_two_starts_share_the_runs_and_both_know_that_all_are_recorded(tmp_path):
-    starts = [command(tmp_path, *WORDS) for _ in range(2)]
-    for start in starts:
+    for start in [command(tmp_path, *WORDS) for _ in range(2)]:
         printed = start.communicate(timeout=300)[0]
         assert start.returncode == 0, printed
         assert "done" in printed, printed  # with room for one run, none begins all three
