@@ -185,7 +185,7 @@ def cut_off(runs, records, context):
 
 @pytest.mark.usefixtures("warm_workers")
 def test_ctrl_c_loses_nothing_and_the_second_start_ends_where_one_start_would(tmp_path):
-    flags = ("--arms", "nvfp4_lora_aqn", "--steps", "4", "--set", "checkpoint_every=1")
+    flags = ("--arms", "nvfp4_lora_aqn", "--steps", "8", "--set", "checkpoint_every=1")
     flags += ("--threads", "1")  # the order of sums depends on them
     assert main(arguments(tmp_path / "whole", *flags)) == 0
     ended = threading.Event()
