@@ -106,7 +106,7 @@ class _File:
         parts = self.value("split.count", int, 1)
         self.require(parts < 2, f"is one of {parts} parts; needed is one file (gguf-split --merge)")
         self.kind = self.value("general.architecture", str)
-        self.require(self.kind in _KINDS, f"holds a {self.kind} model; read are qwen2 and llama")
+        self.require(self.kind in _KINDS, f"holds a {self.kind!r} model; read are qwen2 and llama")
         self.blocks = self.value(f"{self.kind}.block_count", int)
         held = len(self.tensors)
         self.require(self.blocks <= held, f"gives {self.blocks} blocks; it holds {held} tensors")
