@@ -315,9 +315,8 @@ def gpu_tests(session: nox.Session) -> None:
     quiet: dict[str, Any] = {"external": True, "silent": True, "success_codes": range(256)}
     device = str(session.run(python, "-c", named, stderr=subprocess.DEVNULL, **quiet)).strip()
     runs = [*sorted(ROOT.glob(f"benchmarks/{device}/*/*.json")), timings]
-    draw = ["compare", "--group-by=group", f"--histogram={GPU_TESTS / 'history'}", *runs]
-    drawn = [python, "-m", "pytest_benchmark", *map(str, draw)]
-    session.run(*drawn, **quiet)
+    draw = [python, "-m", "pytest_benchmark", "compare", "--group-by=group", *map(str, runs)]
+    session.run(*draw, f"--histogram={GPU_TESTS / 'history'}", **quiet)
     session.run(python, "-m", "repro.evidence.gpu_tests", str(GPU_TESTS), external=True)
 
 

@@ -76,7 +76,7 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
         "",
         *_matrix("seconds of an update", updates),
         *_matrix("seconds per 1,000 tokens", steps),
-        *table(_HEAD, [_step_cells(e) for e in steps if "failed" not in e]),
+        *table(_HEAD, [_step_cells(entry) for entry in steps if "failed" not in entry]),
         *(f"- {_way(e)}, {_workload(e)}: {e['failed']}." for e in entries if "failed" in e),
         *(f"- {_way(e)}, {_workload(e)}: {e['note']}." for e in entries if "note" in e),
         *dict.fromkeys(_choice(e, record["entries"]) for e in entries if e.get("settings")),

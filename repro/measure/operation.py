@@ -262,7 +262,8 @@ def _share_of(metric: str, name: str, shape: Shape, timed: Timed) -> None:
     """Time a row of `kernels.ops.OPS` at a shape, as the engine and the trainer call it."""
     op = named_op(name)
     arguments = op.prepare(op.inputs(shape, torch.bfloat16, "cuda", 0))
-    calls = [partial(op.call, op.load(), own) for own in rotated(arguments)]
+    kernel = op.load()
+    calls = [partial(op.call, kernel, own) for own in rotated(arguments)]
     timed.share(metric, op.nbytes(shape), calls)
 
 
