@@ -60,8 +60,7 @@ def _attention_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) 
     rest = torch.randint(0, 3 * S, (prompts, 2), generator=generator)
     rest[:, 1] += 1
     rest[-1] = 0  # one prompt alone
-    of_prompt = torch.arange(prompts).repeat_interleave(2)
-    where = segments(own, rest.flatten(), of_prompt, device)
+    where = segments(own, rest.flatten(), torch.arange(prompts).repeat_interleave(2), device)
     M = int(own.sum() + rest.sum())
     positions = torch.arange(M) % (4 * S)
     angles = positions.unsqueeze(1) * (1e4 ** (-torch.arange(0, D, 2) / D)).repeat(2)  # (M, D)

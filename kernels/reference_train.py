@@ -86,8 +86,7 @@ def projected(
     bias = projections.bias
     y = functional.linear(entered, dense.to(x.dtype), None if bias is None else bias.to(x.dtype))
     if a is not None and b is not None:
-        update = functional.linear(functional.linear(entered, a), b)
-        y = y + update * projections.scaling
+        y = y + functional.linear(functional.linear(entered, a), b) * projections.scaling
     return y, x
 
 

@@ -263,8 +263,7 @@ class StepWorkspace:
     """
 
     def __init__(self, rows: int, query_heads: int, key_heads: int, dim: int, device: torch.device):
-        share = query_heads // key_heads
-        self.rows = max(16, triton.next_power_of_2(share))
+        self.rows = max(16, triton.next_power_of_2(query_heads // key_heads))
         self.splits = {m: _splits(m, key_heads) for m in range(1, rows + 1)}
         parts = max(m * key_heads * s for m, s in self.splits.items())
         self.partial = torch.zeros(

@@ -230,11 +230,12 @@ def mixed_versions(claim: Claim, evidence: Evidence) -> str:
 def _one_process(claim: Claim, evidence: Evidence) -> str:
     """Return which arms' repeats were timed by a single process each, or empty."""
     # Seeds that are timed together have a record each, and one beginning.
+    runs = {arm: evidence.records.get(arm, {}).values() for arm in claim.arms}
     begun = {
-        arm: {r.started for r in own.values() if r.facts.get("repeats_together", evidence.timed)}
-        for arm, own in evidence.records.items()
+        arm: {r.started for r in own if r.facts.get("repeats_together", evidence.timed)}
+        for arm, own in runs.items()
     }
-    single = [arm for arm in claim.arms if len(begun.get(arm, ())) == 1]
+    single = [arm for arm, times in begun.items() if len(times) == 1]
     return f"Within one process: one timed all repeats of {', '.join(single)}" if single else ""
 
 

@@ -352,8 +352,7 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     logits = min(M * shape.vocabulary * 4, _LOGIT_BYTES) * 3 // 2
     if step.full_over:
         logits = logits * 4 // 3 + at_head  # the logits' gradient is float32, too
-    at_logits = 4 * hidden + logits
-    if at_logits > worst_block:
+    if 4 * hidden + logits > worst_block:
         return saved + 4 * hidden, logits
     return saved + worst_block, 0
 

@@ -32,6 +32,7 @@ Easy mistakes
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -177,8 +178,9 @@ class VllmSampler:
     def _compare(self, *of_rollout: Any) -> Tensor:
         """Note how far vLLM is from the policy as it stands; return `_logprobs`."""
         both = self._logprobs(*of_rollout)
-        name = "abs_diff_mean_noisy" if self.channels_changed else "abs_diff_mean_clean"
-        self._note(name, float(both.diff(dim=0).abs().mean()))
+        nats = float(both.diff(dim=0).abs().mean())
+        require(math.isfinite(nats), f"vLLM is {nats} nats from the policy; a number is needed")
+        self._note("abs_diff_mean_noisy" if self.channels_changed else "abs_diff_mean_clean", nats)
         self._note("channels_changed", self.channels_changed)
         return both
 

@@ -94,8 +94,9 @@ METRICS = (
 
 
 def metrics_named(*names: str) -> tuple[Metric, ...]:
-    """Return those of `METRICS` with these names, in their order here; `KeyError` for others."""
-    return tuple({metric.name: metric for metric in METRICS}[name] for name in names)
+    """Return those of `METRICS` with these names, in the names' order; `KeyError` for others."""
+    known = {metric.name: metric for metric in METRICS}
+    return tuple(known[name] for name in names)
 
 
 SMOKE = TrainScale(

@@ -142,8 +142,8 @@ def test_an_adapter_is_folded_in_before_an_engine_is_made(loaded, tmp_path, monk
 
 @pytest.mark.parametrize(("noise", "lost", "rounds", "refused"), [
     (0.05, False, False, ""), (0.05, True, False, "nearer with it"), (0.8, False, False, "nats"),
-    (0.8, False, True, ""), (0.4, True, True, "nearer with it"), (math.nan, False, False, "nats"),
-    (100.0, False, False, "nats"), (100.0, False, True, "correlates by"),
+    (0.8, False, True, ""), (0.4, True, True, "nearer with it"),
+    (math.nan, False, False, "number"), (100.0, False, False, "nats"), (100.0, False, True, "by"),
 ])  # fmt: skip
 def test_vllm_must_serve_the_base_and_the_adapter(noise, lost, rounds, refused):
     own, far, moved = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
