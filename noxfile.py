@@ -366,9 +366,9 @@ def peers(session: nox.Session) -> None:
     `-- --into docs/systems.md` writes the blessed records into the page, and measures nothing.
     """
     command = [device_python(session), "-m", "benchmarks.peers", *session.posargs]
-    idle = {"--into", "--plan"} & {*session.posargs}
+    idle = any(flag.startswith(("--into", "--plan")) for flag in session.posargs)
     for name, group in {"trl": "peers", "unsloth": "peers-unsloth"}.items():
-        if not idle and not any(flag.startswith(f"{name}=") for flag in session.posargs):
+        if not (idle or any(re.match(f"(--python=)?{name}=", flag) for flag in session.posargs)):
             command += ["--python", f"{name}={group_python(session, group)}"]
     session.run(*command, external=True)
 

@@ -244,8 +244,7 @@ def add_adapter(
         First column after each projection but the last.
     """
     rank = b.shape[1]
-    edges = (0, *ends, y.shape[1])
-    for i, (start, end) in enumerate(itertools.pairwise(edges)):
+    for i, (start, end) in enumerate(itertools.pairwise((0, *ends, y.shape[1]))):
         y[:, start:end] += scaling * functional.linear(
             z[:, i * rank : (i + 1) * rank], b[start:end]
         )

@@ -124,7 +124,7 @@ def _step_cells(entry: Entry) -> list[str]:
     seconds, peak, start = entry["seconds"], entry.get("driver_bytes"), entry.get("start_seconds")
     paid = entry.get("rewards", [])
     timed = {part: entry.get(f"{part}_seconds") for part in PHASES}
-    parts = {part: statistics.median(values) for part, values in timed.items() if values}
+    parts = {part: statistics.median(values) for part, values in timed.items() if any(values or ())}
     return [
         _workload(entry),
         _way(entry),
@@ -147,10 +147,12 @@ def _way(entry: Entry) -> str:
 
 
 def _choice(entry: Entry, entries: Sequence[Entry]) -> str:
-    """Return the line of a peer's settings, and of the others that its sweep tried."""
+    """Return the line of a peer's settings as they ran, and of the others that its sweep tried."""
     sweep = {key_of(asdict(r)) for r in trials(entry["way"], entry["lengths"], entry["model"], 9)}
     both = [entry, *(e for e in entries if key_of(e) in sweep)]
-    named = [", ".join(f"{k} {v}" for k, v in e["settings"].items()) for e in both]
+    # Where memory did not suffice, micro-batches had fewer rows.
+    ran = [e["settings"] | {"rows": e.get("micro_batch_rows", "none")} for e in both]
+    named = [", ".join(f"{k} {v}" for k, v in settings.items()) for settings in ran]
     choice = "; chosen over ".join(dict.fromkeys(named))
     return f"- {LABELS[entry['way']]}, {_workload(entry)}: {choice}."
 

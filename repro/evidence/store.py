@@ -26,7 +26,7 @@ import json
 import lzma
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -216,7 +216,7 @@ def entries_of(records: Iterable[Record], path: Path) -> list[Entry]:
                 arm=record.arm,
                 name=name,
                 path=path / record.arm / name,
-                read=functools.partial(_same, record),
+                read=functools.partial(replace, record),
             )
         )
     return sorted(entries, key=lambda entry: (entry.arm, entry.name))
@@ -320,7 +320,3 @@ def raw_records(
 def stored_line(raw: dict[str, Any]) -> str:
     """Return JSON values as one line, alike for alike values."""
     return json.dumps(raw, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
-
-
-def _same(record: Record) -> Record:
-    return record

@@ -99,8 +99,9 @@ def test_memory_is_the_most_that_the_driver_named_while_steps_were_timed():
 def race(monkeypatch, out, *flags):
     """Run the command on the CPU; return the record's entries."""
     monkeypatch.setattr(sys, "argv", ["peers", *flags, "--device", "cpu", "--out", str(out)])
-    assert peers.main() == 0
-    return list(json.loads(out.read_text())["entries"])
+    status, entries = peers.main(), json.loads(out.read_text())["entries"]
+    assert status == all("failed" in entry for entry in entries)
+    return list(entries)
 
 
 def test_what_cannot_be_run_is_a_row_with_its_reason(folder, data, tmp_path, monkeypatch):
@@ -109,9 +110,9 @@ def test_what_cannot_be_run_is_a_row_with_its_reason(folder, data, tmp_path, mon
     (lacking,) = race(monkeypatch, out, *flags, "--ways", "trl_alone")
     assert lacking["failed"] == "not run: it needs a checkpoint (--folder tiny=FOLDER)"
     flags += ("--folder", f"tiny={folder}", "--data", str(data), "--ways", "trl_alone")
+    (entry,) = race(monkeypatch, out, *flags)
     # What this commit has tried stays, until it is requested again.
-    assert race(monkeypatch, out, *flags) == [lacking]
-    (entry,) = race(monkeypatch, out, *flags, "--again")
+    assert race(monkeypatch, out, *flags) == [entry]
     assert entry["failed"] == "failed: ModuleNotFoundError: No module named 'trl'"
 
     def cut_off(command, place, environment, seconds):
@@ -134,18 +135,17 @@ def test_a_process_that_takes_too_long_ends_with_what_it_has_started(tmp_path):
 def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_COMMIT", "c0ffee")
     ran: list[tuple[bool, int, int]] = []
-    halved: list[int] = []
 
     def process(self, row, request, place):
         rows, steps = row.settings["rows"], len(harness.json_lines(request["rows"]))
         asked = request["settings"]["rows"]
         if asked > 32:
             return {"failed": "failed: torch.OutOfMemoryError: CUDA out of memory."}
-        halved.append(rows // asked)
         ran.append((row.trial, rows, steps))
         if len(ran) == 2 and stopped:
             raise KeyboardInterrupt
-        return {"seconds": [rows / 10], "median": rows / 10, "completion_tokens": [100]}
+        made = {"completion_tokens": [100], "micro_batch_rows": asked}
+        return made | {"seconds": [rows / 10], "median": rows / 10}
 
     monkeypatch.setattr(peers.Race, "_process", process)
     flags = ("--models", "tiny", "--workloads", "equal", "--ways", "peft")
@@ -157,10 +157,10 @@ def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(folder, tmp_p
     entries = race(monkeypatch, tmp_path / "p.json", *flags)
     # Trials have one timed step after the warm-up; the smaller micro-batch was faster.
     assert ran == [(True, 128, 2), (True, 32, 2), (True, 32, 2), (False, 32, 6)]
-    # Memory that does not suffice halves the rows of a micro-batch.
-    assert halved == [4, 1, 1, 1]
-    tried = [(entry["trial"], entry["settings"]["rows"]) for entry in entries]
-    assert tried == [(True, 128), (True, 32), (False, 32)]
+    tried = [(e["trial"], e["settings"]["rows"], e["micro_batch_rows"]) for e in entries]
+    # Memory that does not suffice halves the rows of a micro-batch; the page names what ran.
+    assert tried == [(True, 128, 32), (True, 32, 32), (False, 32, 32)]
+    assert table._choice(entries[2], entries).endswith(": rows 32.")
     race(monkeypatch, tmp_path / "p.json", *flags)
     assert len(ran) == 4
 

@@ -251,8 +251,7 @@ def refused_folder(ranks: Ranks, runs: Path) -> str:
                 name = Path(until_all_have_looked.enter_context(folder)).name
             except OSError as error:
                 own = f"--runs {runs}: {error}"
-        seen = (runs / ranks.objects(name)[0]).exists()
-        if not (own or seen):
+        if not (own or (runs / ranks.objects(name)[0]).exists()):
             own = f"--runs {runs}: {socket.gethostname()} does not see the first rank's; needs to"
         return refused_by_any(ranks, own)
 

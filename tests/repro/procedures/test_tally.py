@@ -73,8 +73,7 @@ def test_a_run_goes_on_with_the_same_files(tmp_path, monkeypatch, name, old, new
 
 def test_a_record_names_the_files_that_were_read(tmp_path):
     policy = load_policy("tiny", weight_format="bf16")
-    files = policy.facts["checkpoint_files"]
-    assert sorted(files) == [
+    assert sorted(policy.facts["checkpoint_files"]) == [
         "config.json",
         "generation_config.json",
         "model.safetensors",

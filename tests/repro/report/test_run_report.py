@@ -121,8 +121,7 @@ def test_runs_whose_settings_cannot_be_read_back_are_named(table1_records, tmp_p
         path.write_text("[]")
     report(tmp_path)
     assert main(["report", "--runs", str(tmp_path)]) == 0
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in said] == [
+    assert [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()] == [
         str(tmp_path / "smoke" / name) for name in ("nobody_s", "table1_in_4_steps")
     ]
 
