@@ -143,10 +143,6 @@ def _conversion_bytes(format: str, shape: Shape) -> float:
     return weight_bytes(format, *shape) + 2 * shape[0] * shape[1]
 
 
-def _elements(shape: Shape) -> float:
-    return float(shape[0] * shape[1])
-
-
 def _row(format: str, name: str, kernel: str, columns: int = 0, **fields: Any) -> Op:
     """Return the row of a kernel over 4-bit weights; its `inputs` are still to take the format."""
     common: dict[str, Any] = {
@@ -177,7 +173,7 @@ def _rows(format: str) -> Iterator[Op]:
         shapes=((3, 64), (33, 320)),
         large=(_N, _K),
         nbytes=partial(_conversion_bytes, format),
-        flops=_elements,
+        flops=lambda shape: float(shape[0] * shape[1]),
     )
     dequantization = partial(conversion, reference=reference.dequantize, inputs=_stored_inputs)
     yield product("linear", "cuda.linear:packed_linear", **packed)

@@ -70,8 +70,7 @@ def policy_gain(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     rows = zip(logits, batch["input_ids"][:, -width:], strict=True)
     each = [-cross_entropy(row.float(), tokens, reduction="none") for row, tokens in rows]
     logprobs = torch.stack(each)  # (b, T)
-    ratio = (logprobs - logprobs.detach()).exp()
-    gain = ratio * batch["advantages"][:, None] * batch["mask"]
+    gain = (logprobs - logprobs.detach()).exp() * batch["advantages"][:, None] * batch["mask"]
     return gain.sum(), (logprobs.detach() * batch["mask"]).sum()
 
 

@@ -143,8 +143,7 @@ def tensor_map(address: int, rows: int, columns: int, stride: int, box: int) -> 
     box
         Rows per copy, at most 256.
     """
-    size = ctypes.sizeof(TensorMap)
-    memory = (ctypes.c_char * (size + 64))()
+    memory = (ctypes.c_char * (ctypes.sizeof(TensorMap) + 64))()
     offset = -ctypes.addressof(memory) % 64  # the driver asks for this alignment
     made = TensorMap.from_buffer(memory, offset)
     status = _driver().cuTensorMapEncodeTiled(

@@ -72,8 +72,7 @@ def _project_kernel(
     i = tl.arange(0, 16)
     TILE: tl.constexpr = 16 * ROWS
     n = tl.arange(0, ROWS)
-    slot = partial + (tile * PARTS + part) * TILE + i[:, None] * ROWS + n[None, :]
-    tl.store(slot, acc)
+    tl.store(partial + (tile * PARTS + part) * TILE + i[:, None] * ROWS + n[None, :], acc)
     tl.debug_barrier()
     before = tl.atomic_add(arrived + tile, 1, sem="acq_rel")
     if before == PARTS - 1:

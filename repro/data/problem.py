@@ -294,8 +294,7 @@ def columns_of(problems: Sequence[Problem]) -> dict[str, list[Any]]:
 
 def hash_of(purpose: str, text: str) -> str:
     """Return a stable hash of a text for one purpose, its white space and case ignored."""
-    canonical = " ".join(text.casefold().split())
-    return hashlib.sha256(f"{purpose}\n{canonical}".encode()).hexdigest()
+    return hashlib.sha256(f"{purpose}\n{' '.join(text.casefold().split())}".encode()).hexdigest()
 
 
 def hashes_of(purpose: str, problems: Sequence[Problem]) -> list[str]:
