@@ -24,7 +24,7 @@ BUDGET = {
     "hand-written words of README": 720,
     "generated words of docs": 6_000,
     "pictures in docs": 16,
-    "bytes of expected/": 1_277_000,
+    "bytes of expected/": 1_283_000,
     "bytes of CHANGELOG": 16_500,
 }
 MOST = (54_000, 28_000, 14_000, 750, 6_000, 30, 1_500_000, 16_500)
