@@ -123,8 +123,8 @@ _HEAD = ("whole step", "way", "seconds", *PHASES, "tokens", "on the card", "star
 def _step_cells(entry: Entry) -> list[str]:
     seconds, peak, start = entry["seconds"], entry.get("driver_bytes"), entry.get("start_seconds")
     paid = entry.get("rewards", [])
-    timed = {part: entry.get(f"{part}_seconds") for part in PHASES}
-    parts = {part: statistics.median(values) for part, values in timed.items() if any(values or ())}
+    timed = {part: entry.get(f"{part}_seconds") or () for part in PHASES}
+    parts = {part: statistics.median(values) for part, values in timed.items() if any(values)}
     return [
         _workload(entry),
         _way(entry),
