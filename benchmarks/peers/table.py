@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.harness import PHASES
-from benchmarks.peers.sweep import OURS, key_of, trials
+from benchmarks.peers.sweep import OURS, TERMS, key_of, trials
 from repro.report.tables import table
 
 LABELS = {
     "ours_bf16": "this project, BF16",
-    "ours_bf16_folded": "this project, BF16, folded for rollouts",
+    "ours_bf16_folded": "this project, BF16, folded",
     "ours_nvfp4": "this project, NVFP4",
     "ours_nvfp4_aqn": "this project, NVFP4 + AQN",
     "unsloth": "Unsloth + vLLM, 16 bits",
@@ -67,7 +67,7 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
         key=lambda e: [*(order.index(e[name]) for name, order in _PLACES.items()), _way(e)],
     )
     commits = ", ".join(dict.fromkeys(f"`{entry['commit'][:7]}`" for entry in entries))
-    dates = " and ".join(sorted({entry["date"] for entry in entries}))
+    dates = ", ".join(sorted({entry["date"] for entry in entries}))
     where = f"One {record['device']}, driver {record.get('driver')}, {dates}, commit {commits}"
     updates = [entry for entry in entries if entry["lengths"] in UPDATE_LABELS]
     steps = [entry for entry in entries if entry["lengths"] not in UPDATE_LABELS]
@@ -122,7 +122,7 @@ _HEAD = ("whole step", "way", "seconds", *PHASES, "tokens", "on the card", "star
 
 def _step_cells(entry: Entry) -> list[str]:
     seconds, peak, start = entry["seconds"], entry.get("driver_bytes"), entry.get("start_seconds")
-    paid = entry.get("rewards", [])
+    paid = entry.get("rewards", []) if entry["lengths"].endswith("_real") else []
     timed = {part: entry.get(f"{part}_seconds") or () for part in PHASES}
     parts = {part: statistics.median(values) for part, values in timed.items() if any(values)}
     return [
@@ -142,7 +142,7 @@ def _workload(entry: Entry) -> str:
 
 
 def _way(entry: Entry) -> str:
-    terms = "" if entry["way"] in OURS else entry.get("terms", "")
+    terms = entry.get("terms", "") if len(TERMS.get(entry["way"], ())) > 1 else ""
     return ", ".join(filter(None, (LABELS[entry["way"]], terms)))
 
 
@@ -158,10 +158,12 @@ def _choice(entry: Entry, entries: Sequence[Entry]) -> str:
 
 
 def _versions(entries: Sequence[Entry]) -> str:
-    said: dict[str, list[str]] = {}
-    for entry in (entry for entry in entries if "packages" in entry):
-        versions = ", ".join(f"{name} {v}" for name, v in entry["packages"].items() if v)
+    known = [entry for entry in entries if "packages" in entry]
+    held = [{f"{name} {v}" for name, v in e["packages"].items() if v} for e in known]
+    shared = set.intersection(*held) if held else set()
+    said: dict[str, list[str]] = {", ".join(sorted(shared)): ["all"]}
+    for entry, own in zip(known, held, strict=True):
         way = "this project" if entry["way"] in OURS else LABELS[entry["way"]]
-        said.setdefault(versions, []).append(way)
+        said.setdefault(", ".join(sorted(own - shared)), []).append(way)
     rows = [f"{' and '.join(dict.fromkeys(ways))}: {text}" for text, ways in said.items()]
     return f"Versions: {'; '.join(rows)}."
