@@ -120,9 +120,8 @@ def frame(figure: Figure, title: str, note: str, keys: Sequence[Artist] = ()) ->
     figure.text(0.01, 1 - 0.08 / height, title, fontsize=12, va="top")
     columns = _columns([str(key.get_label()) for key in keys], width)
     if keys:
-        place = (0.003, 1 - 0.30 / height)
         look: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "borderaxespad": 0.2}
-        look |= {"loc": "upper left", "bbox_to_anchor": place}
+        look |= {"loc": "upper left", "bbox_to_anchor": (0.003, 1 - 0.30 / height)}
         figure.legend(handles=list(keys), ncols=columns, **look)
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)

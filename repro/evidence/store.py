@@ -216,7 +216,7 @@ def entries_of(records: Iterable[Record], path: Path) -> list[Entry]:
                 arm=record.arm,
                 name=name,
                 path=path / record.arm / name,
-                read=functools.partial(replace, record),
+                read=functools.partial(replace, record),  # a copy
             )
         )
     return sorted(entries, key=lambda entry: (entry.arm, entry.name))

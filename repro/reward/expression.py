@@ -434,8 +434,7 @@ def _spelled_like(gold: str, answer: str) -> bool:
     for text in _TEXT.findall(answer):
         if " ".join(text.split()).casefold() not in texts:
             return False
-    odd = {sign for sign in answer if sign in _SIGNS or not sign.isascii()}
-    if odd - set(gold):
+    if {sign for sign in answer if sign in _SIGNS or not sign.isascii()} - set(gold):
         return False
     if _LOOSE_STOP.search(answer) and not _LOOSE_STOP.search(gold):
         return False

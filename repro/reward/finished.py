@@ -280,7 +280,8 @@ def _same_value(gold: Any, answer: Any) -> bool:
     names = sorted({str(letter) for letter in letters})
     place = {name: Rational(17 + 6 * i, 11 + 2 * i) for i, name in enumerate(names)}
     # Two letters of one name may differ in what SymPy assumes of them.
-    placed = [tree.subs({letter: place[str(letter)] for letter in letters}) for tree in trees]
+    point = {letter: place[str(letter)] for letter in letters}
+    placed = [tree.subs(point) for tree in trees]
     here, there = (tree.evalf(_DIGITS) for tree in placed)
     if not (here.is_number and there.is_number):
         return True

@@ -154,8 +154,7 @@ def _lines(
     Raises `DataError` if none of a split can; of golds that are not `graded` one line has a count.
     """
     lines = []
-    tables = {problems[0].where.rpartition(", ")[0] for problems in splits.values()}
-    if len(splits) > len(tables):
+    if len(splits) > len({problems[0].where.rpartition(", ")[0] for problems in splits.values()}):
         test, every = len(splits["test"]), sum(map(len, splits.values()))
         lines.append(f"  {source}: {test} of {every} problems are held out as its test split")
     if not graded:

@@ -51,8 +51,8 @@ _PEAK_RATE = 1e-4
 _GATE_RATES = {"3e5": 0.3, "1e4": 1.0, "2e4": 2.0}
 # Of the 1.5B, in fewer and smaller steps (a sitting of two cards is to hold a seed's arms), by the
 # same rule from step 75 on, but gains of 4 and 2.5 points, as it starts at 57 %. Until they run,
-# `learning_coder_1_5b` has the 0.5B's rate and `_FASTER`; the gate's replace them before its first
-# run, which fixes its plan. If neither rate passes, the claims on its ends leave the plan, too.
+# `learning_coder_1_5b` has the 0.5B's rate and `_FASTER`. The gate's own replace both before its
+# first run, which fixes its plan. If neither rate passes, the claims on its ends leave the plan.
 _GATE_RATES_1_5B, _SMALLER = {"5e5": 0.5, "1e4": 1.0}, {"prompts_per_rollout": 32}
 # Steps whose mean says how fast an arm learns, from 1 on.
 _FIRST = 100
@@ -289,7 +289,7 @@ _RATES = Target(
 
 CODER_LEARNING = (
     *_GATES,
-    *_learning("1_5b", _rounds("1_5b", 100, (40, 68, 76, 84, 92), **_SMALLER)),
+    *_learning("1_5b", _rounds("1_5b", 100, (40, 68, 76, 84, 92), rate=_PEAK_RATE, **_SMALLER)),
     _RATES,
     *_learning("0_5b", _rounds("0_5b", 150, (50, 102, 114, 126, 138))),
 )
