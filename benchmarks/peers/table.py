@@ -36,14 +36,14 @@ LABELS = {
 MODEL_LABELS = {"135m": "135M", "0.5b": "0.5B", "7b": "7B", "tiny": "tiny"}
 UPDATE_LABELS = {"spread": "spread, 300", "equal": "equal, 300", "long": "256 + 2,048"}
 LENGTH_LABELS = UPDATE_LABELS | {
-    "sampled": "16 x 8, earlier",  # 400 tokens
-    "16x8": "16 x 8, paid in turn",
-    "16x8_real": "16 x 8, real rewards",
-    "64x8": "64 x 8, paid in turn",
-    "64x8_real": "64 x 8, real rewards",
-    "7b_16x8": "16 x 8, 256 + 512",
-    "tiny_2x2": "2 x 2, paid in turn",
-    "tiny_2x2_real": "2 x 2, real rewards",
+    "sampled": "16x8, earlier",  # 400 tokens
+    "16x8": "16x8, paid in turn",
+    "16x8_real": "16x8, real rewards",
+    "64x8": "64x8, paid in turn",
+    "64x8_real": "64x8, real rewards",
+    "7b_16x8": "16x8, 256 + 512",
+    "tiny_2x2": "2x2, paid in turn",
+    "tiny_2x2_real": "2x2, real rewards",
 }
 _FOUR_BITS = ("qlora", "unsloth_nf4")
 # In which order entries are shown.
@@ -109,7 +109,7 @@ def _matrix(title: str, entries: Sequence[Entry]) -> list[str]:
             # As many bits, else the other.
             base = own[1] or own[0] if way in _FOUR_BITS else own[0] or own[1]
             base = entry.get("base_cost", base)
-            beside = "" if base is None or way in OURS else f" ({cost(entry) / base:.2f} x)"
+            beside = "" if base is None or way in OURS else f" ({cost(entry) / base:.2f}x)"
             shown = f"{cost(entry):.3g}{beside}"
         rows.setdefault(_way(entry), {})[workload] = shown
     lines = [[way, *(own.get(column, "") for column in columns)] for way, own in rows.items()]
@@ -117,7 +117,7 @@ def _matrix(title: str, entries: Sequence[Entry]) -> list[str]:
 
 
 _REWARDS = ("reward of 1 to 5", "16 to 20")
-_HEAD = ("whole step", "way", "seconds", *PHASES, "tokens", "on the card", "start", *_REWARDS)
+_HEAD = ("whole step", "way", "seconds", *PHASES, "tokens", "peak, GiB", "start, s", *_REWARDS)
 
 
 def _step_cells(entry: Entry) -> list[str]:
@@ -131,8 +131,8 @@ def _step_cells(entry: Entry) -> list[str]:
         f"{entry['median']:.3g} ({min(seconds):.3g} to {max(seconds):.3g})",
         *(f"{parts[part]:.3g}" if part in parts else "" for part in PHASES),
         f"{statistics.fmean(entry['completion_tokens']):,.0f}",
-        f"{peak / 2**30:.1f} GiB" if peak else "",
-        f"{start:.0f} s" if start else "",
+        f"{peak / 2**30:.1f}" if peak else "",
+        f"{start:.0f}" if start else "",
         *(f"{statistics.fmean(own):.3f}" if own else "" for own in (paid[:5], paid[15:20])),
     ]
 

@@ -81,7 +81,7 @@ def test_the_page_is_written_from_the_blessed_records():
 def test_a_peer_is_held_against_our_row_or_what_that_row_cost_when_it_has_gone():
     row = {"model": "0.5b", "lengths": "16x8_real", "completion_tokens": [2000]}
     ours, peer = row | {"way": "ours_bf16", "seconds": [1]}, row | {"way": "trl", "seconds": [4]}
-    for base, shown in (({}, "(4.00 x)"), ({"base_cost": 0.25}, "(8.00 x)")):
+    for base, shown in (({}, "(4.00x)"), ({"base_cost": 0.25}, "(8.00x)")):
         assert shown in "".join(table._matrix("seconds", [ours, peer | base]))
 
 
